@@ -1,0 +1,66 @@
+"""What every test may ask for: the demonstration model's folder and a real Redis-compatible server.
+
+PROMPTMILL_TEST_MODEL names another model folder, PROMPTMILL_TEST_REDIS_BINARY another server. With
+CI=true the tests on a server run on both the embedded one and the distribution's, and its absence
+is a failure.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.support.server import RedisServer, embedded_binary, system_binary
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DEMO_MODEL = REPOSITORY / ".cache" / "models" / "SmolLM2-135M-Instruct"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "redis_server" in metafunc.fixturenames:
+        binaries = _server_binaries()
+        metafunc.parametrize(
+            "redis_server", binaries.values(), ids=binaries.keys(), indirect=True, scope="session"
+        )
+
+
+@pytest.fixture(scope="session")
+def model_folder() -> Path:
+    """Return the converted demonstration model; `make model` makes it."""
+    folder = Path(os.environ.get("PROMPTMILL_TEST_MODEL", DEMO_MODEL))
+    assert (folder / "manifest.json").is_file(), f"no model in {folder}: run `make model`"
+    return folder
+
+
+@pytest.fixture(scope="session")
+def redis_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RedisServer]:
+    """Run one server for the whole session; tests that kill it must leave it running."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"), request.param)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    """Return the address of the session's server, emptied of what earlier tests left."""
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushall()
+        client.script_flush()
+    return redis_server.url
+
+
+def _server_binaries() -> dict[str, Path]:
+    named = os.environ.get("PROMPTMILL_TEST_REDIS_BINARY")
+    if named:
+        return {Path(named).name: Path(named)}
+    binaries = {"embedded": embedded_binary()}
+    if os.environ.get("CI") == "true":
+        system = system_binary()
+        assert system is not None, "redis-server is not installed, and CI tests on it too"
+        binaries["system"] = system
+    return binaries
