@@ -1,0 +1,78 @@
+"""What can go wrong with a job or its queue: FailureCode (closed, on the wire) and the exception tree.
+
+    PromptmillError
+    ├── RequestError              the caller's fault; carries a FailureCode and the parameter
+    │   └── IdempotencyConflict   same key, other body
+    ├── QueueFull                 the bounded queue refuses; carries Retry-After
+    ├── StoreUnavailable          Redis is down, hangs or refuses writes
+    └── StaleLease                somebody newer holds the job; the holder's work is void
+
+A job that was accepted never ends by an exception: it ends in a JobResult whose error carries a FailureCode.
+"""
+
+from enum import StrEnum
+
+
+class FailureCode(StrEnum):
+    """Why a request was refused or a job did not complete. Clients match on these; values never change."""
+
+    INVALID_REQUEST = "invalid_request"
+    INVALID_JSON = "invalid_json"
+    UNKNOWN_PARAMETER = "unknown_parameter"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    MODEL_NOT_FOUND = "model_not_found"
+    NOT_FOUND = "not_found"
+    IDEMPOTENCY_CONFLICT = "idempotency_conflict"
+    QUEUE_FULL = "queue_full"
+    STORE_UNAVAILABLE = "store_unavailable"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    CANCELLED = "cancelled"
+    WORKER_LOST = "worker_lost"
+    ENGINE_ERROR = "engine_error"
+    OUT_OF_MEMORY = "out_of_memory"
+    RESULT_EXPIRED = "result_expired"
+    WEBHOOK_UNDELIVERABLE = "webhook_undeliverable"
+
+
+class PromptmillError(Exception):
+    """Root of every error promptmill raises on purpose."""
+
+
+class RequestError(PromptmillError):
+    """The caller asked for something that can't be done; `param` names the field at fault."""
+
+    def __init__(self, code: FailureCode, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+
+
+class IdempotencyConflict(RequestError):
+    """The Idempotency-Key was used before with another body."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            FailureCode.IDEMPOTENCY_CONFLICT,
+            "this Idempotency-Key was used with another request body",
+        )
+
+
+class QueueFull(PromptmillError):
+    """The queue holds as many jobs as it may; ask again after `retry_after_s` seconds."""
+
+    def __init__(self, queue: str, retry_after_s: int) -> None:
+        super().__init__(f"the queue {queue} is full")
+        self.retry_after_s = retry_after_s
+
+
+class StoreUnavailable(PromptmillError):
+    """Redis did not answer or refused a write. `kind` is timeout, connection, oom, misconf, readonly or other."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"the store is unavailable ({kind})")
+        self.kind = kind
+
+
+class StaleLease(PromptmillError):
+    """The lease ran out or was taken over; whatever its holder did since is void."""

@@ -1,0 +1,109 @@
+"""Every Redis key: name, type, fields, lifetime. The only file that spells a key, for Python and for Lua.
+
+All keys share one prefix with a hash tag (`{pm}:`), so that a script may build them from that prefix. `<q>` is a queue's
+name (`generate.<model>`, `webhooks`, `batches`), `<p>` a priority. Instants are milliseconds of Redis TIME.
+"""
+
+from dataclasses import dataclass
+from string import Formatter
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A family of keys: the name its Lua function gets and the template of what follows the prefix."""
+
+    name: str
+    template: str
+
+    def of(self, prefix: str, **parts: str) -> str:
+        """Spell one key of the family."""
+        return prefix + self.template.format(**parts)
+
+    def as_lua(self) -> str:
+        """Return a Lua function that spells a key from the global prefix `P` and the template's fields in order."""
+        pieces, fields = ["P"], []
+        for literal, field, _spec, _conversion in Formatter().parse(self.template):
+            if literal:
+                pieces.append(f"'{literal}'")
+            if field is not None:
+                pieces.append(field)
+                fields.append(field)
+        return f"local function {self.name}_key({', '.join(fields)}) return {' .. '.join(pieces)} end\n"
+
+
+# hash, until record_ttl_s after the end. queue tenant priority state arrival_ms due_ms deadline_ms? not_before_ms? cost
+# max_losses fence losses attempts worker? first_claim_ms? claimed_ms? finished_ms? code? stages? webhook? metadata?
+# batch? line? custom_id? validate_ms
+JOB = Key("job", "job:{id}")
+# string, JSON of wire.py: what the worker reads. Until result_ttl_s after the end.
+REQUEST = Key("request", "job:{id}:request")
+# string, JSON of wire.py: the outcome. For result_ttl_s after the end.
+RESULT = Key("result", "job:{id}:result")
+# string "<job id> <body digest>", for idempotency_ttl_s.
+IDEMPOTENCY = Key("idempotency", "idempotency:{tenant}:{route}:{key}")
+# set of the names of all queues that ever held a job.
+QUEUES = Key("queues", "queues")
+# zset job id -> due_ms: what can be claimed now, all tenants of one priority.
+READY = Key("ready", "queue:{queue}:{priority}:ready")
+# zset job id -> due_ms: the same for one tenant. Gone when empty.
+TENANT_READY = Key("tenant_ready", "queue:{queue}:{priority}:tenant:{tenant}")
+# zset tenant -> service received (tokens): tenants with something ready. Gone when empty.
+TENANTS = Key("tenants", "queue:{queue}:{priority}:tenants")
+# zset job id -> deadline_ms of queued jobs that have one.
+DEADLINES = Key("deadlines", "queue:{queue}:deadlines")
+# zset job id -> not_before_ms of jobs that may not be claimed yet.
+LATER = Key("later", "queue:{queue}:later")
+# zset job id -> the instant its lease runs out.
+LEASES = Key("leases", "queue:{queue}:leases")
+# list of at most one token: workers with room block on it.
+BELL = Key("bell", "queue:{queue}:bell")
+# list of at most one token: rung for realtime jobs too, full workers block on it.
+URGENT_BELL = Key("urgent_bell", "queue:{queue}:urgent_bell")
+# hash: credit (tokens the overdue share may spend), service:<p> (the service level a returning tenant starts at).
+SHARE = Key("share", "queue:{queue}:share")
+# hash of counters that only rise: submitted, claimed, lost, stale, and one a terminal state.
+TOTALS = Key("totals", "queue:{queue}:totals")
+# list of messages to one worker: "cancel <job id>" or "wake". For 60 s after the last message.
+INBOX = Key("inbox", "worker:{worker}:inbox")
+# pub/sub channel: the id of each prompt job or batch that ends.
+ENDED = Key("ended", "ended")
+# hash of a batch, see batch.py.
+BATCH = Key("batch", "batch:{id}")
+# list of JSON records of a batch's lines that ended and are not yet in its files.
+BATCH_ENDED = Key("batch_ended", "batch:{id}:ended")
+# zset batch id -> created_ms of one tenant.
+BATCHES = Key("batches", "tenant:{tenant}:batches")
+# hash of a file, see files.py.
+FILE = Key("file", "file:{id}")
+# zset file id -> created_ms of one tenant.
+FILES = Key("files", "tenant:{tenant}:files")
+
+LUA_FAMILIES = (
+    JOB,
+    REQUEST,
+    RESULT,
+    IDEMPOTENCY,
+    QUEUES,
+    READY,
+    TENANT_READY,
+    TENANTS,
+    DEADLINES,
+    LATER,
+    LEASES,
+    BELL,
+    URGENT_BELL,
+    SHARE,
+    TOTALS,
+    INBOX,
+    ENDED,
+    BATCH,
+    BATCH_ENDED,
+    BATCHES,
+    FILE,
+    FILES,
+)
+
+
+def lua_key_functions() -> str:
+    """Return the Lua functions that spell keys, for the head of every script."""
+    return "".join(family.as_lua() for family in LUA_FAMILIES)

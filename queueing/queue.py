@@ -1,0 +1,328 @@
+"""JobQueue: the verbs over Redis, and the only writer of job state. One verb is one Lua script (scripts/<verb>.lua).
+
+Every verb is atomic and safe to repeat: a caller that lost the reply asks again. All of them raise StoreUnavailable
+when Redis is down. Time is Redis TIME unless a test gives a clock.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import redis
+
+from queueing import keys, wire
+from queueing.clock import Clock
+from queueing.errors import IdempotencyConflict, QueueFull, StaleLease
+from queueing.job import (
+    Claim,
+    Enqueued,
+    Idempotency,
+    Job,
+    JobRecord,
+    JobResult,
+    JobState,
+    Lease,
+    Outcome,
+    Priority,
+)
+from queueing.store import Script, translated_errors
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """The queue's bounds and lifetimes, in milliseconds."""
+
+    lease_ms: int = 15_000
+    max_losses: int = 3
+    max_queued_jobs: int = 100_000
+    result_ttl_ms: int = 86_400_000
+    record_ttl_ms: int = 604_800_000
+    idempotency_ttl_ms: int = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDepth:
+    """How much waits in one queue: by priority, what has to wait until later, what is leased."""
+
+    ready: dict[Priority, int]
+    oldest_age_s: dict[Priority, float]
+    later: int
+    leased: int
+
+
+class JobQueue:
+    """The queues of one installation. Thread-safe: it holds nothing but the client and the limits."""
+
+    def __init__(
+        self,
+        client: "redis.Redis",
+        limits: QueueLimits | None = None,
+        *,
+        prefix: str = "{pm}:",
+        clock: Clock | None = None,
+    ) -> None:
+        self._client = client
+        self._limits = limits or QueueLimits()
+        self._prefix = prefix
+        self._clock = clock
+        patience = {priority.value: priority.patience_ms for priority in Priority}
+        self._limits_json = json.dumps({**asdict(self._limits), "patience_ms": patience})
+        self._enqueue = Script(client, "enqueue", prefix, allow_oom=False)
+        self._claim = Script(client, "claim", prefix, allow_oom=True)
+        self._renew = Script(client, "renew", prefix, allow_oom=True)
+        self._release = Script(client, "release", prefix, allow_oom=True)
+        self._finish = Script(client, "finish", prefix, allow_oom=True)
+        self._cancel = Script(client, "cancel", prefix, allow_oom=True)
+        self._erase = Script(client, "erase", prefix, allow_oom=True)
+        self._expire = Script(client, "expire", prefix, allow_oom=True)
+        self._reap = Script(client, "reap", prefix, allow_oom=True)
+
+    def enqueue(self, job: Job, idempotency: Idempotency | None = None) -> Enqueued:
+        """Accept a job, or return the one that already stands for the request.
+
+        Raises QueueFull, IdempotencyConflict, and StaleLease for a batch line whose tick was taken over.
+        """
+        with translated_errors():
+            reply = self._enqueue(*self._enqueue_args(job, idempotency))
+        return self._enqueued(job, reply)
+
+    def enqueue_many(self, jobs: Sequence[Job]) -> list[Enqueued]:
+        """Accept several jobs in one round trip; the errors are those of enqueue, from the first job that has one.
+
+        Jobs before and after that one may have been accepted: repeat the call with the same ids.
+        """
+        with translated_errors():
+            pipeline = self._client.pipeline(transaction=False)
+            for job in jobs:
+                self._enqueue(*self._enqueue_args(job, None), client=pipeline)
+            replies = pipeline.execute()
+        return [self._enqueued(job, reply) for job, reply in zip(jobs, replies, strict=True)]
+
+    def claim(
+        self, queue: str, worker: str, limit: int, *, at_least: Priority = Priority.BULK
+    ) -> list[Claim]:
+        """Lease up to `limit` jobs of `queue` to `worker`, most urgent first, none less urgent than `at_least`.
+
+        Takes back what outlived its lease and ends what is late first, a bounded number a call.
+        """
+        replies = self._claim(*self._head(), queue, worker, limit, at_least.level)
+        return [_claim_of(queue, reply) for reply in replies]
+
+    def renew(self, leases: Iterable[Lease]) -> set[str]:
+        """Extend leases; return the ids of the jobs that are no longer held by their lease."""
+        lost: set[str] = set()
+        by_queue: dict[str, list[str]] = {}
+        for lease in leases:
+            by_queue.setdefault(lease.queue, []).extend((lease.job_id, str(lease.fence)))
+        for queue, pairs in by_queue.items():
+            lost.update(self._renew(*self._head(), queue, *pairs))
+        return lost
+
+    def release(self, lease: Lease, *, delay_s: float = 0.0, request: str | None = None) -> bool:
+        """Hand a job back, to be claimed again after `delay_s`; counts no loss. False when the lease was not held.
+
+        `request` replaces what the next worker reads (the progress of a delivery).
+        """
+        args = (lease.job_id, lease.fence, round(delay_s * 1000), request or "")
+        return bool(self._release(*self._head(), *args))
+
+    def finish(self, outcome: Outcome) -> JobState:
+        """End a leased job with its result; return the state it ended in.
+
+        A completed job whose deadline has passed ends expired. Raises StaleLease when somebody newer holds it.
+        """
+        (state,) = self.finish_many([outcome])
+        if state is None:
+            raise StaleLease(outcome.lease.job_id)
+        return state
+
+    def finish_many(self, outcomes: Sequence[Outcome]) -> list[JobState | None]:
+        """End several leased jobs in one round trip; return the states they ended in, None for a stale lease."""
+        with translated_errors():
+            pipeline = self._client.pipeline(transaction=False)
+            for outcome in outcomes:
+                self._finish(*self._finish_args(outcome), client=pipeline)
+            replies = pipeline.execute()
+        return [None if reply == "stale" else JobState(reply) for reply in replies]
+
+    def cancel(self, job_id: str, tenant: str) -> JobState | None:
+        """End a job that has not ended; return the state it is in now, None when there is no such job."""
+        reply = self._cancel(*self._head(), job_id, tenant)
+        return JobState(reply) if reply else None
+
+    def erase(self, job_id: str, tenant: str) -> bool:
+        """Delete a job's record and texts, cancelling it first when it is live. False when there is no such job."""
+        if self.cancel(job_id, tenant) is None:
+            return False
+        return bool(self._erase(*self._head(), job_id, tenant))
+
+    def expire(self, queue: str, limit: int = 256) -> int:
+        """End queued jobs whose deadline has passed; return how many."""
+        return int(self._expire(*self._head(), queue, limit))
+
+    def reap(self, queue: str, limit: int = 256) -> int:
+        """Take back jobs whose lease ran out; return how many."""
+        return int(self._reap(*self._head(), queue, limit))
+
+    def get(self, job_id: str, tenant: str) -> JobRecord | None:
+        """Return what is known of a job; None for an unknown id and for another tenant's."""
+        with translated_errors():
+            pipeline = self._client.pipeline(transaction=True)
+            pipeline.hgetall(keys.JOB.of(self._prefix, id=job_id))
+            pipeline.get(keys.RESULT.of(self._prefix, id=job_id))
+            fields, result = pipeline.execute()
+        if not fields or fields["tenant"] != tenant:
+            return None
+        return _record_of(job_id, fields, result)
+
+    def request(self, job_id: str) -> str | None:
+        """Return the payload its worker reads; None once it has expired."""
+        with translated_errors():
+            return self._client.get(keys.REQUEST.of(self._prefix, id=job_id))
+
+    def queues(self) -> list[str]:
+        """Return the names of all queues that ever held a job."""
+        with translated_errors():
+            return sorted(self._client.smembers(keys.QUEUES.of(self._prefix)))
+
+    def depth(self, queue: str) -> QueueDepth:
+        """Return how much waits in a queue and how old the oldest of each priority is."""
+        with translated_errors():
+            pipeline = self._client.pipeline(transaction=False)
+            pipeline.time()
+            pipeline.zcard(keys.LATER.of(self._prefix, queue=queue))
+            pipeline.zcard(keys.LEASES.of(self._prefix, queue=queue))
+            for priority in Priority:
+                ready = keys.READY.of(self._prefix, queue=queue, priority=priority.value)
+                pipeline.zcard(ready)
+                pipeline.zrange(ready, 0, 0, withscores=True)
+            (seconds, microseconds), later, leased, *rest = pipeline.execute()
+            heads = dict(zip(Priority, rest[1::2], strict=True))
+            for head in heads.values():
+                pipeline.hget(
+                    keys.JOB.of(self._prefix, id=head[0][0] if head else ""), "arrival_ms"
+                )
+            arrivals = dict(zip(Priority, pipeline.execute(), strict=True))
+        now_ms = self._clock.now_ms() if self._clock else seconds * 1000 + microseconds // 1000
+        counts = dict(zip(Priority, rest[0::2], strict=True))
+        ages = {
+            priority: max(0.0, (now_ms - int(arrival)) / 1000) if arrival else 0.0
+            for priority, arrival in arrivals.items()
+        }
+        return QueueDepth(ready=counts, oldest_age_s=ages, later=later, leased=leased)
+
+    def totals(self, queue: str) -> dict[str, int]:
+        """Return the queue's counters since it was made: submitted, claimed, lost, stale and one a terminal state."""
+        with translated_errors():
+            fields = self._client.hgetall(keys.TOTALS.of(self._prefix, queue=queue))
+        return {name: int(value) for name, value in fields.items()}
+
+    def _head(self) -> tuple[str, str]:
+        return (str(self._clock.now_ms()) if self._clock else "", self._limits_json)
+
+    def _finish_args(self, outcome: Outcome) -> tuple[str | int, ...]:
+        lease, result = outcome.lease, outcome.result
+        return (
+            *self._head(),
+            lease.job_id,
+            lease.fence,
+            result.state.value,
+            wire.encode_result(result),
+            result.error.code.value if result.error else "",
+            json.dumps(result.stages) if result.stages else "",
+            outcome.stage,
+        )
+
+    def _enqueue_args(self, job: Job, idempotency: Idempotency | None) -> tuple[str, ...]:
+        fields: dict[str, Any] = {
+            "id": job.id,
+            "queue": job.queue,
+            "priority": job.priority.value,
+            "tenant": job.tenant,
+            "cost": job.cost,
+            "patience_ms": job.priority.patience_ms,
+            "not_before_ms": round(job.not_before_s * 1000),
+            "validate_ms": job.validate_ms,
+        }
+        if job.deadline_s is not None:
+            fields["deadline_ms"] = round(job.deadline_s * 1000)
+        if job.max_losses is not None:
+            fields["max_losses"] = job.max_losses
+        if job.webhook_url is not None:
+            fields["webhook"] = job.webhook_url
+        if job.metadata is not None:
+            fields["metadata"] = job.metadata
+        if job.batch is not None:
+            fields["batch"] = job.batch.batch_id
+            fields["batch_fence"] = str(job.batch.fence)
+            fields["line"] = job.batch.line
+            fields["custom_id"] = job.batch.custom_id
+        if idempotency is not None:
+            fields["digest"] = idempotency.digest
+            fields["idempotency_key"] = keys.IDEMPOTENCY.of(
+                "",
+                tenant=job.tenant,
+                route=idempotency.route,
+                key=hashlib.sha256(idempotency.key.encode()).hexdigest(),
+            )
+        return (*self._head(), json.dumps(fields), job.request)
+
+    def _enqueued(self, job: Job, reply: list[str]) -> Enqueued:
+        outcome, job_id = reply
+        refusals: dict[str, Callable[[], Exception]] = {
+            "conflict": IdempotencyConflict,
+            "full": lambda: QueueFull(job.queue, retry_after_s=5),
+            "stale": lambda: StaleLease(job_id),
+        }
+        if outcome in refusals:
+            raise refusals[outcome]()
+        return Enqueued(job_id, created=outcome == "created")
+
+
+def _claim_of(queue: str, reply: list[str]) -> Claim:
+    job_id, fence, request, priority, tenant, due, arrival, now, deadline, losses, attempts = reply
+    return Claim(
+        lease=Lease(job_id, queue, int(fence)),
+        request=request,
+        priority=Priority(priority),
+        tenant=tenant,
+        due_ms=int(due),
+        arrival_ms=int(arrival),
+        claimed_ms=int(now),
+        remaining_ms=int(deadline) - int(now) if deadline else None,
+        losses=int(losses),
+        attempts=int(attempts),
+    )
+
+
+def _record_of(job_id: str, fields: dict[str, str], result: str | None) -> JobRecord:
+    state = JobState(fields["state"])
+    arrival_ms = int(fields["arrival_ms"])
+
+    def seconds(name: str) -> float | None:
+        return int(fields[name]) / 1000 if name in fields else None
+
+    stages = {"validate_ms": float(fields["validate_ms"])} if "validate_ms" in fields else {}
+    if "first_claim_ms" in fields:
+        stages["queue_ms"] = float(int(fields["first_claim_ms"]) - arrival_ms)
+    stages |= json.loads(fields.get("stages", "{}"))
+    return JobRecord(
+        id=job_id,
+        queue=fields["queue"],
+        tenant=fields["tenant"],
+        state=state,
+        priority=Priority(fields["priority"]),
+        arrival_s=arrival_ms / 1000,
+        deadline_s=seconds("deadline_ms"),
+        started_s=seconds("first_claim_ms"),
+        finished_s=seconds("finished_ms"),
+        losses=int(fields["losses"]),
+        attempts=int(fields["attempts"]),
+        webhook_url=fields.get("webhook"),
+        metadata=fields.get("metadata"),
+        stages=stages,
+        result=wire.decode_result(result) if result else None,
+        result_expired=state.is_terminal and result is None,
+    )

@@ -1,0 +1,179 @@
+-- Head of every script: time, limits, the moves between places that all verbs share. Never run alone.
+-- KEYS[1] prefix; ARGV[1] now in ms or '' for Redis TIME; ARGV[2] JSON of queue.py's QueueLimits.
+-- A job is in exactly one place: ready (READY + TENANT_READY + TENANTS), LATER, LEASES, or ended.
+
+local LIMITS = cjson.decode(ARGV[2])
+local PRIORITIES = { 'realtime', 'standard', 'bulk' }
+
+local function now_ms()
+  if ARGV[1] ~= '' then return tonumber(ARGV[1]) end
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+
+local NOW = now_ms()
+
+local function int(number) return string.format('%.0f', number) end
+
+local function count(queue, name) redis.call('HINCRBY', totals_key(queue), name, 1) end
+
+-- Each list holds one token at most, however many jobs came.
+local function ring(queue, priority)
+  if redis.call('LLEN', bell_key(queue)) == 0 then redis.call('LPUSH', bell_key(queue), '1') end
+  if priority == 'realtime' and redis.call('LLEN', urgent_bell_key(queue)) == 0 then
+    redis.call('LPUSH', urgent_bell_key(queue), '1')
+  end
+end
+
+-- A tenant that comes back starts level with the one served last: it neither owes for nor profits from its absence.
+local function put_ready(id, queue, priority, tenant, due_ms, deadline_ms)
+  redis.call('ZADD', ready_key(queue, priority), due_ms, id)
+  redis.call('ZADD', tenant_ready_key(queue, priority, tenant), due_ms, id)
+  local level = redis.call('HGET', share_key(queue), 'service:' .. priority) or '0'
+  redis.call('ZADD', tenants_key(queue, priority), 'NX', level, tenant)
+  if deadline_ms then redis.call('ZADD', deadlines_key(queue), deadline_ms, id) end
+  ring(queue, priority)
+end
+
+local function take_ready(id, queue, priority, tenant)
+  redis.call('ZREM', ready_key(queue, priority), id)
+  redis.call('ZREM', tenant_ready_key(queue, priority, tenant), id)
+  if redis.call('EXISTS', tenant_ready_key(queue, priority, tenant)) == 0 then
+    redis.call('ZREM', tenants_key(queue, priority), tenant)
+  end
+  redis.call('ZREM', deadlines_key(queue), id)
+end
+
+local function num_queued(queue)
+  local total = redis.call('ZCARD', later_key(queue))
+  for _, priority in ipairs(PRIORITIES) do total = total + redis.call('ZCARD', ready_key(queue, priority)) end
+  return total
+end
+
+local function is_terminal(state) return state ~= 'queued' and state ~= 'running' end
+
+-- Create a job's record and put it in its place. fields: flat list for HSET.
+local function put_job(id, queue, priority, tenant, request, due_ms, not_before_ms, deadline_ms, fields)
+  redis.call('HSET', job_key(id), 'queue', queue, 'priority', priority, 'tenant', tenant, 'state', 'queued',
+    'arrival_ms', int(NOW), 'due_ms', int(due_ms), 'fence', '0', 'losses', '0', 'attempts', '0', unpack(fields))
+  redis.call('SET', request_key(id), request)
+  redis.call('SADD', queues_key(), queue)
+  if not_before_ms > NOW then
+    redis.call('ZADD', later_key(queue), not_before_ms, id)
+    if deadline_ms then redis.call('ZADD', deadlines_key(queue), deadline_ms, id) end
+  else
+    put_ready(id, queue, priority, tenant, due_ms, deadline_ms)
+  end
+  count(queue, 'submitted')
+end
+
+-- Queue one delivery of an event; its id follows from the object's, so a repeat can't make a second one.
+local function put_webhook(object_id, tenant, url, event)
+  local random_part = string.match(object_id, '[-_](.+)$')
+  local id = 'evt_' .. random_part
+  if redis.call('EXISTS', job_key(id)) == 1 then return end
+  local body = '{"id":"' .. id .. '","object":"event","type":"' .. event .. '","created_at":' ..
+    int(math.floor(NOW / 1000)) .. ',"data":{"id":"' .. object_id .. '"}}'
+  put_job(id, 'webhooks', 'standard', tenant, cjson.encode({ url = url, body = body }),
+    NOW + LIMITS.patience_ms.standard, NOW, nil, { 'cost', '1', 'max_losses', '0' })
+end
+
+-- Tell the batch that one of its lines ended, and bring its tick forward when there is enough to do.
+local function note_batch_line(batch_id, id, line, custom_id, state)
+  redis.call('RPUSH', batch_ended_key(batch_id),
+    cjson.encode({ job_id = id, line = tonumber(line), custom_id = custom_id, state = state }))
+  local outstanding = redis.call('HINCRBY', batch_key(batch_id), 'outstanding', -1)
+  local window = tonumber(redis.call('HGET', batch_key(batch_id), 'window') or '1')
+  if outstanding == 0 or redis.call('LLEN', batch_ended_key(batch_id)) >= window / 4 then
+    if redis.call('ZSCORE', later_key('batches'), batch_id) then
+      redis.call('ZADD', later_key('batches'), 'LT', NOW, batch_id)
+      ring('batches', 'standard')
+    end
+  end
+end
+
+-- The one way into a terminal state. result: JSON or '' (then code and message make one). Returns nothing.
+local function end_job(id, state, result, code, message, stage)
+  local job = redis.call('HMGET', job_key(id), 'queue', 'priority', 'tenant', 'state', 'webhook', 'batch', 'line',
+    'custom_id')
+  local queue, priority, tenant = job[1], job[2], job[3]
+  if job[4] == 'running' then
+    redis.call('ZREM', leases_key(queue), id)
+  else
+    take_ready(id, queue, priority, tenant)
+    redis.call('ZREM', later_key(queue), id)
+  end
+  if result == '' then
+    result = cjson.encode({ v = 1, state = state, error = { code = code, message = message } })
+  end
+  redis.call('HSET', job_key(id), 'state', state, 'finished_ms', int(NOW))
+  if code ~= '' then redis.call('HSET', job_key(id), 'code', code) end
+  if stage ~= '' then redis.call('HSET', job_key(id), 'stage', stage) end
+  redis.call('SET', result_key(id), result, 'PX', LIMITS.result_ttl_ms)
+  redis.call('PEXPIRE', request_key(id), LIMITS.result_ttl_ms)
+  redis.call('PEXPIRE', job_key(id), LIMITS.record_ttl_ms)
+  count(queue, state)
+  if job[6] then
+    -- A line's texts stay until its batch has written them.
+    redis.call('PEXPIRE', result_key(id), LIMITS.record_ttl_ms)
+    note_batch_line(job[6], id, job[7], job[8], state)
+  end
+  if job[5] then put_webhook(id, tenant, job[5], 'job.' .. state) end
+  redis.call('PUBLISH', ended_key(), id)
+end
+
+-- Hand a leased job back to the queue.
+local function requeue(id, queue, not_before_ms)
+  local job = redis.call('HMGET', job_key(id), 'priority', 'tenant', 'due_ms', 'deadline_ms')
+  redis.call('ZREM', leases_key(queue), id)
+  redis.call('HSET', job_key(id), 'state', 'queued')
+  redis.call('HDEL', job_key(id), 'worker')
+  if not_before_ms > NOW then
+    redis.call('ZADD', later_key(queue), not_before_ms, id)
+    if job[4] then redis.call('ZADD', deadlines_key(queue), job[4], id) end
+  else
+    put_ready(id, queue, job[1], job[2], job[3], job[4])
+  end
+end
+
+-- Take back what outlived its lease, oldest first, `limit` at most. Returns how many.
+local function reap(queue, limit)
+  local ids = redis.call('ZRANGEBYSCORE', leases_key(queue), '-inf', int(NOW), 'LIMIT', 0, limit)
+  for _, id in ipairs(ids) do
+    local losses = redis.call('HINCRBY', job_key(id), 'losses', 1)
+    local max_losses = tonumber(redis.call('HGET', job_key(id), 'max_losses') or LIMITS.max_losses)
+    count(queue, 'lost')
+    if max_losses > 0 and losses >= max_losses then
+      end_job(id, 'dead', '', 'worker_lost', 'the job was lost with its worker ' .. losses .. ' times', '')
+    else
+      requeue(id, queue, NOW)
+    end
+  end
+  return #ids
+end
+
+-- End queued jobs whose deadline has passed, `limit` at most. Returns how many.
+local function expire_late(queue, limit)
+  local ids = redis.call('ZRANGEBYSCORE', deadlines_key(queue), '-inf', int(NOW), 'LIMIT', 0, limit)
+  for _, id in ipairs(ids) do
+    end_job(id, 'expired', '', 'deadline_exceeded', 'the deadline passed while the job was queued', 'queued')
+  end
+  return #ids
+end
+
+-- Make ready what had to wait until now, `limit` at most.
+local function promote(queue, limit)
+  local ids = redis.call('ZRANGEBYSCORE', later_key(queue), '-inf', int(NOW), 'LIMIT', 0, limit)
+  for _, id in ipairs(ids) do
+    redis.call('ZREM', later_key(queue), id)
+    local job = redis.call('HMGET', job_key(id), 'priority', 'tenant', 'due_ms', 'deadline_ms')
+    put_ready(id, queue, job[1], job[2], job[3], job[4])
+  end
+  return #ids
+end
+
+-- True when the caller's lease is the newest and still held.
+local function holds(id, fence)
+  local job = redis.call('HMGET', job_key(id), 'state', 'fence')
+  return job[1] == 'running' and job[2] == fence
+end

@@ -1,0 +1,79 @@
+"""Every format that crosses a process: the request a worker reads and the result it leaves. JSON, versioned by `v`.
+
+A reader refuses a version it does not know, so that a rolling update never misreads a job.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from queueing.errors import FailureCode
+from queueing.job import Choice, JobError, JobResult, JobState, Usage
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """What a prompt job asks for. Exactly one of `prompt` and `messages` is set. temperature 0 is greedy."""
+
+    model: str
+    max_tokens: int
+    prompt: str | None = None
+    messages: tuple[dict[str, str], ...] | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class UnknownVersion(ValueError):
+    """The payload was written by a newer promptmill."""
+
+
+def encode_request(request: GenerateRequest) -> str:
+    """Write a request as JSON."""
+    return json.dumps({"v": VERSION, **asdict(request)}, separators=(",", ":"))
+
+
+def decode_request(payload: str) -> GenerateRequest:
+    """Read a request; raises UnknownVersion."""
+    fields = _versioned(payload)
+    for name in ("stop", "stop_token_ids"):
+        fields[name] = tuple(fields[name])
+    if fields["messages"] is not None:
+        fields["messages"] = tuple(fields["messages"])
+    return GenerateRequest(**fields)
+
+
+def encode_result(result: JobResult) -> str:
+    """Write a result as JSON; NaN and infinity can't occur in it and are refused."""
+    return json.dumps({"v": VERSION, **asdict(result)}, separators=(",", ":"), allow_nan=False)
+
+
+def decode_result(payload: str) -> JobResult:
+    """Read a result; the scripts leave the short form of a job that ended without one. Raises UnknownVersion."""
+    fields = _versioned(payload)
+    error = fields.get("error")
+    return JobResult(
+        state=JobState(fields["state"]),
+        choices=tuple(Choice(**choice) for choice in fields.get("choices", ())),
+        usage=Usage(**fields.get("usage", {})),
+        error=JobError(FailureCode(error["code"]), error["message"], error.get("param"))
+        if error
+        else None,
+        model=fields.get("model", ""),
+        stages=fields.get("stages", {}),
+    )
+
+
+def _versioned(payload: str) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(payload)
+    version = fields.pop("v")
+    if version != VERSION:
+        raise UnknownVersion(f"payload version {version}, this process reads {VERSION}")
+    return fields
