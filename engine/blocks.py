@@ -1,0 +1,144 @@
+"""BlockPool and BlockTable: who holds which block of the KV cache.
+
+A block is a fixed run of cache slots. Every block is either held, by one or more tables, or free; nothing else exists,
+and `check_integrity` proves it. The free list is also the prefix cache: a freed block keeps its content and its digest
+until it is handed out again, the longest unused first, so a later sequence with the same beginning takes it back.
+
+A digest stands for a block's tokens and for everything before them; it starts from `cache_key`, which names the
+weights. Only full, computed blocks get one, and a table's blocks are append-only, so a shared block is never written.
+Must not know tensors or sequences.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+
+@dataclass(slots=True, eq=False)
+class BlockTable:
+    """A sequence's blocks in order, and the digests of those already published."""
+
+    blocks: array[int] = field(default_factory=lambda: array("i"))
+    digests: list[bytes] = field(default_factory=list)
+
+
+class BlockPool:
+    """All blocks of one cache. The only place where blocks change hands."""
+
+    def __init__(self, num_blocks: int, block_size: int, *, cache_key: bytes | None) -> None:
+        """Start with every block free. Without a cache_key no block is ever shared."""
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._cache_key = cache_key
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._num_holders = [0] * num_blocks
+        self._digest_of: list[bytes | None] = [None] * num_blocks
+        self._block_of: dict[bytes, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Count the blocks nobody holds, cached ones included."""
+        return len(self._free)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Count the blocks that hold this many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def grow(self, table: BlockTable, num_tokens: int) -> bool:
+        """Extend a table to hold num_tokens in all; False, and nothing changed, when blocks run out."""
+        missing = self.blocks_for(num_tokens) - len(table.blocks)
+        if missing > len(self._free):
+            return False
+        for _ in range(missing):
+            table.blocks.append(self._take_oldest())
+        return True
+
+    def release(self, table: BlockTable) -> None:
+        """Give all blocks of a table back. Its end is reused before its beginning, which others may share."""
+        for block in reversed(table.blocks):
+            self._num_holders[block] -= 1
+            if self._num_holders[block] == 0:
+                self._free[block] = None
+                if self._digest_of[block] is None:
+                    self._free.move_to_end(block, last=False)
+        del table.blocks[:]
+        table.digests.clear()
+
+    def adopt_cached(self, table: BlockTable, token_ids: Sequence[int]) -> int:
+        """Extend a table by cached blocks of the same tokens; return how many tokens it now holds.
+
+        Call only when the table's blocks are all full and published. The last token is never adopted: it has to be
+        computed, or there would be nothing to sample from.
+        """
+        if self._cache_key is None:
+            return len(table.blocks) * self.block_size
+        last_whole = (len(token_ids) - 1) // self.block_size
+        for index in range(len(table.blocks), last_whole):
+            digest = self._digest(table, token_ids, index)
+            block = self._block_of.get(digest)
+            if block is None:
+                break
+            self._hold(block)
+            table.blocks.append(block)
+            table.digests.append(digest)
+        return len(table.blocks) * self.block_size
+
+    def count_held_prefix(self, token_ids: Sequence[int]) -> int:
+        """Count the leading blocks of these tokens that others hold now: sharing them takes nothing from the pool."""
+        if self._cache_key is None:
+            return 0
+        probe = BlockTable()
+        for index in range((len(token_ids) - 1) // self.block_size):
+            digest = self._digest(probe, token_ids, index)
+            block = self._block_of.get(digest)
+            if block is None or self._num_holders[block] == 0:
+                return index
+            probe.digests.append(digest)
+        return len(probe.digests)
+
+    def publish(self, table: BlockTable, token_ids: Sequence[int], num_computed: int) -> None:
+        """Make a table's full computed blocks findable. A block whose twin is already known stays private."""
+        if self._cache_key is None:
+            return
+        for index in range(len(table.digests), num_computed // self.block_size):
+            digest = self._digest(table, token_ids, index)
+            table.digests.append(digest)
+            block = table.blocks[index]
+            if digest not in self._block_of:
+                self._block_of[digest] = block
+                self._digest_of[block] = digest
+
+    def check_integrity(self, tables: Iterable[BlockTable]) -> None:
+        """Assert that every block is either free or held by exactly the tables that list it."""
+        held = [0] * self.num_blocks
+        for table in tables:
+            assert len(set(table.blocks)) == len(table.blocks), "a table lists a block twice"
+            for block in table.blocks:
+                held[block] += 1
+        assert held == self._num_holders, "holders and tables disagree"
+        free = {block for block, count in enumerate(held) if count == 0}
+        assert free == set(self._free), "a block is both free and held, or neither"
+        for digest, block in self._block_of.items():
+            assert self._digest_of[block] == digest, "a digest points to another block"
+
+    def _hold(self, block: int) -> None:
+        if self._num_holders[block] == 0:
+            del self._free[block]
+        self._num_holders[block] += 1
+
+    def _take_oldest(self) -> int:
+        block, _ = self._free.popitem(last=False)
+        self._num_holders[block] = 1
+        digest = self._digest_of[block]
+        if digest is not None:
+            self._digest_of[block] = None
+            del self._block_of[digest]
+        return block
+
+    def _digest(self, table: BlockTable, token_ids: Sequence[int], index: int) -> bytes:
+        parent = table.digests[index - 1] if index else (self._cache_key or b"")
+        start = index * self.block_size
+        content = array("q", token_ids[start : start + self.block_size])
+        return blake2b(parent + content.tobytes(), digest_size=16).digest()

@@ -1,0 +1,151 @@
+"""Engine: sequences in, tokens out, one step at a time.
+
+Owns the order of one step and what it reports. All methods belong to the one thread that steps, except `capacity`,
+which any thread may call. Must not know text, queues or why a sequence exists. Must not import torch either: what is
+computed, and on which device, comes in as a runner and a sampler.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from engine.errors import (
+    CacheLimitError,
+    ContextLimitError,
+    DuplicateSequenceError,
+    EmptyPromptError,
+    TokenIdError,
+)
+from engine.plan import Capacity, Completion, StepOutput, StepPlan, TokenOutput
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+
+Hidden = TypeVar("Hidden")
+Hidden_co = TypeVar("Hidden_co", covariant=True)
+Hidden_contra = TypeVar("Hidden_contra", contravariant=True)
+
+
+class Runner(Protocol[Hidden_co]):
+    """Computes a plan; returns the last hidden state of each chunk that samples."""
+
+    def run(self, plan: StepPlan) -> Hidden_co: ...
+
+
+class TokenSampler(Protocol[Hidden_contra]):
+    """Chooses the next token of each sequence from its hidden state."""
+
+    def sample(self, hidden: Hidden_contra, sequences: list[Sequence]) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What no sequence may exceed, and how much there is in all."""
+
+    vocab_size: int
+    max_context: int
+    max_sequences: int
+    num_blocks: int
+    block_size: int
+
+
+class Engine(Generic[Hidden]):
+    """One model, one cache, one continuously changing batch."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner[Hidden],
+        sampler: TokenSampler[Hidden],
+        limits: EngineLimits,
+        timer: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.limits = limits
+        self._scheduler = scheduler
+        self._runner = runner
+        self._sampler = sampler
+        self._timer = timer
+        self._capacity = self._measure_capacity()
+
+    @property
+    def has_work(self) -> bool:
+        """Tell whether a step would do anything."""
+        return self._scheduler.num_running + self._scheduler.num_waiting > 0
+
+    def capacity(self) -> Capacity:
+        """Return the room left after the last change. Any thread may call this."""
+        return self._capacity
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence join at the next step; raise SequenceRefusedError if it could never be run."""
+        self._check(sequence)
+        self._scheduler.add(sequence)
+        self._capacity = self._measure_capacity()
+
+    def abort(self, sequence_id: str) -> bool:
+        """Drop a sequence and free its blocks at once; False when it is unknown or has ended."""
+        was_here = self._scheduler.abort(sequence_id)
+        self._capacity = self._measure_capacity()
+        return was_here
+
+    def step(self) -> StepOutput:
+        """Compute one step. If this raises, no sequence has moved: the same step can be tried again."""
+        started = self._timer()
+        plan = self._scheduler.plan()
+        sequences = [chunk.sequence for chunk in plan.chunks if chunk.samples]
+        sampled_ids: list[int] = []
+        if plan.chunks:
+            hidden = self._runner.run(plan)
+            sampled_ids = self._sampler.sample(hidden, sequences)
+        finished = self._scheduler.commit(plan, sampled_ids)
+        self._capacity = self._measure_capacity()
+        return StepOutput(
+            tokens=self._handed_out(sequences, sampled_ids),
+            finished=tuple(finished),
+            preempted_ids=plan.preempted_ids,
+            batch_size=len(plan.chunks),
+            num_prompt_tokens=plan.num_tokens - len(sequences),
+            num_decode_tokens=len(sequences),
+            num_cached_tokens=plan.num_cached_tokens,
+            duration_s=self._timer() - started,
+        )
+
+    def check_integrity(self) -> None:
+        """Assert that every block is free or held by exactly the sequences that list it."""
+        self._scheduler.check_integrity()
+
+    def _check(self, sequence: Sequence) -> None:
+        limits = self.limits
+        if not sequence.prompt_ids:
+            raise EmptyPromptError
+        for index, token_id in enumerate(sequence.prompt_ids):
+            if not 0 <= token_id < limits.vocab_size:
+                raise TokenIdError(index, token_id, limits.vocab_size)
+        if sequence.max_known > limits.max_context:
+            num_prompt_tokens = len(sequence.prompt_ids)
+            max_tokens = sequence.sampling.max_tokens
+            raise ContextLimitError(num_prompt_tokens, max_tokens, limits.max_context)
+        num_slots = limits.num_blocks * limits.block_size
+        if sequence.max_known > num_slots:
+            raise CacheLimitError(sequence.max_known, num_slots)
+        if sequence.id in self._scheduler:
+            raise DuplicateSequenceError(sequence.id)
+
+    def _handed_out(
+        self, sequences: list[Sequence], sampled_ids: list[int]
+    ) -> tuple[TokenOutput, ...]:
+        return tuple(
+            TokenOutput(sequence.id, token_id)
+            for sequence, token_id in zip(sequences, sampled_ids, strict=True)
+            if not self._scheduler.is_stop(sequence, token_id)
+        )
+
+    def _measure_capacity(self) -> Capacity:
+        running = self._scheduler.num_running
+        return Capacity(
+            free_slots=self.limits.max_sequences - running,
+            free_blocks=self._scheduler.num_free_blocks,
+            total_blocks=self.limits.num_blocks,
+            running=running,
+            waiting=self._scheduler.num_waiting,
+        )

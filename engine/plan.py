@@ -1,0 +1,86 @@
+"""StepPlan: what one step computes, as plain data; and what came of it.
+
+Written by the scheduler, read by the runner. Must not know torch or policy.
+"""
+
+from dataclasses import dataclass
+
+from engine.sequence import FinishReason, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`num_tokens` consecutive known tokens of one sequence, from position `start`."""
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+
+    @property
+    def samples(self) -> bool:
+        """Tell whether the chunk ends at the last known token, so that a next one is sampled."""
+        return self.start + self.num_tokens == self.sequence.num_known
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The chunks of one step, the most urgent first within what was already running."""
+
+    chunks: tuple[Chunk, ...]
+    preempted_ids: tuple[str, ...] = ()
+    num_cached_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Count the tokens the step computes."""
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """One token handed out. A token that only ends its sequence (a stop token) is not handed out."""
+
+    sequence_id: str
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A sequence that ended by itself.
+
+    token_ids is the answer: what was handed out. num_output_tokens also counts the stop token that ended it.
+    num_cached_tokens says how many prompt tokens came from the prefix cache.
+    """
+
+    sequence_id: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step did. num_prompt_tokens counts computed tokens before each sequence's last known one."""
+
+    tokens: tuple[TokenOutput, ...]
+    finished: tuple[Completion, ...]
+    preempted_ids: tuple[str, ...]
+    batch_size: int
+    num_prompt_tokens: int
+    num_decode_tokens: int
+    num_cached_tokens: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Room in the engine after its last change; free_blocks includes cached blocks nobody holds."""
+
+    free_slots: int
+    free_blocks: int
+    total_blocks: int
+    running: int
+    waiting: int

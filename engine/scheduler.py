@@ -1,0 +1,236 @@
+"""Scheduler: which sequences run, and how many tokens each gets in the next step.
+
+There is no prefill phase and no decode phase: every step moves "computed" towards "known" for every running sequence,
+the most urgent first, within a token budget of which each running sequence is kept at least one token. Waiting
+sequences join in order of rank; the first that does not fit holds back the rest, so a large one is not passed for ever.
+
+When blocks run out, the least urgent running sequence gives all of its blocks back and waits again; what it had
+computed mostly survives as cached prefix. A sequence only ever takes from less urgent ones, so the most urgent always
+moves and there is no cycle. Owns the running and waiting lists and every change to a Sequence. Must not know tensors.
+"""
+
+from bisect import insort
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from engine.admission import AdmissionEstimate
+from engine.blocks import BlockPool
+from engine.plan import Chunk, Completion, StepPlan
+from engine.sequence import FinishReason, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The largest step: sequences at once, tokens in all."""
+
+    max_sequences: int
+    max_step_tokens: int
+
+
+@dataclass(slots=True, order=True)
+class _Entry:
+    """A sequence's place in a list: by rank, then by arrival; never by the sequence itself."""
+
+    rank: tuple[float, float]
+    arrival: int
+    sequence: Sequence
+
+
+class Scheduler:
+    """Plan a step, then commit what came of it; between the two nothing else may be called."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        limits: StepLimits,
+        estimate: AdmissionEstimate,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self._pool = pool
+        self._limits = limits
+        self._estimate = estimate
+        self._eos_token_ids = eos_token_ids
+        self._running: list[_Entry] = []
+        self._waiting: list[_Entry] = []
+        self._entries: dict[str, _Entry] = {}
+        self._num_arrived = 0
+        self._num_cached_tokens = 0
+
+    @property
+    def num_running(self) -> int:
+        """Count the sequences that hold blocks."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Count the sequences that hold nothing yet, or nothing any more."""
+        return len(self._waiting)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Count the blocks no sequence holds."""
+        return self._pool.num_free
+
+    def __contains__(self, sequence_id: str) -> bool:
+        """Tell whether a sequence with this id is running or waiting."""
+        return sequence_id in self._entries
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait for its turn."""
+        entry = _Entry(sequence.rank, self._num_arrived, sequence)
+        self._num_arrived += 1
+        self._entries[sequence.id] = entry
+        insort(self._waiting, entry)
+
+    def abort(self, sequence_id: str) -> bool:
+        """Forget a sequence and free its blocks; False when it is not here (any more)."""
+        entry = self._entries.pop(sequence_id, None)
+        if entry is None:
+            return False
+        self._pool.release(entry.sequence.table)
+        (self._running if entry in self._running else self._waiting).remove(entry)
+        return True
+
+    def plan(self) -> StepPlan:
+        """Decide the next step and take the blocks it needs."""
+        self._num_cached_tokens = 0
+        preempted_ids = self._yield_to_urgent()
+        num_yielded = len(preempted_ids)
+        chunks: list[Chunk] = []
+        budget = self._limits.max_step_tokens
+        index = 0
+        while index < len(self._running):
+            kept_for_others = len(self._running) - index - 1
+            chunk = self._next_chunk(self._running[index].sequence, budget - kept_for_others)
+            if self._make_room(index, chunk, preempted_ids):
+                chunks.append(chunk)
+                budget -= chunk.num_tokens
+                index += 1
+        if len(preempted_ids) == num_yielded:  # else blocks ran out, and there is no room for more
+            self._admit(chunks, budget)
+        return StepPlan(tuple(chunks), tuple(preempted_ids), self._num_cached_tokens)
+
+    def commit(self, plan: StepPlan, sampled_ids: Many[int]) -> list[Completion]:
+        """Record a computed step; sampled_ids has one token for each chunk that samples, in order."""
+        completions: list[Completion] = []
+        sampled = iter(sampled_ids)
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            samples = chunk.samples
+            sequence.num_computed = chunk.start + chunk.num_tokens
+            self._pool.publish(sequence.table, sequence.known_ids, sequence.num_computed)
+            if samples:
+                token_id = next(sampled)
+                sequence.known_ids.append(token_id)
+                reason = self._finish_reason(sequence, token_id)
+                if reason is not None:
+                    completions.append(self._finish(sequence, reason))
+        return completions
+
+    def is_stop(self, sequence: Sequence, token_id: int) -> bool:
+        """Tell whether this token only ends the sequence and belongs to no answer."""
+        sampling = sequence.sampling
+        if token_id in sampling.stop_token_ids:
+            return True
+        return not sampling.ignore_eos and token_id in self._eos_token_ids
+
+    def check_integrity(self) -> None:
+        """Assert that sequences are in one list each and blocks are conserved."""
+        assert all(not entry.sequence.table.blocks for entry in self._waiting), "waiting with blocks"
+        listed = [*self._running, *self._waiting]
+        assert len(listed) == len(self._entries), "a sequence is in no list or in two"
+        assert self._running == sorted(self._running), "running is out of order"
+        assert self._waiting == sorted(self._waiting), "waiting is out of order"
+        self._pool.check_integrity(entry.sequence.table for entry in listed)
+
+    def _yield_to_urgent(self) -> list[str]:
+        """Preempt for a waiting sequence of a more urgent class, but only if that can make enough room for it."""
+        preempted_ids: list[str] = []
+        if not self._waiting or self._has_room(self._waiting[0].sequence):
+            return preempted_ids
+        urgent = self._waiting[0]
+        yielding = [entry for entry in self._running if entry.rank[0] > urgent.rank[0]]
+        staying = self._running[: len(self._running) - len(yielding)]
+        gained = sum(len(entry.sequence.table.blocks) for entry in yielding)
+        promised = sum(self._blocks_to_come(entry.sequence) for entry in staying)
+        if promised + self._blocks_to_take(urgent.sequence) > self._pool.num_free + gained:
+            return preempted_ids
+        for _ in yielding:
+            if not self._has_room(urgent.sequence):
+                self._preempt_least_urgent(preempted_ids)
+        return preempted_ids
+
+    def _next_chunk(self, sequence: Sequence, budget: int) -> Chunk:
+        """Skip what the cache holds, then take as many pending tokens as the budget allows."""
+        pool = self._pool
+        if sequence.num_computed == len(sequence.table.blocks) * pool.block_size:
+            found = pool.adopt_cached(sequence.table, sequence.known_ids)
+            self._num_cached_tokens += found - sequence.num_computed
+            if sequence.num_preemptions == 0:
+                sequence.num_cached += found - sequence.num_computed
+            sequence.num_computed = found
+        return Chunk(sequence, sequence.num_computed, min(sequence.num_pending, budget))
+
+    def _make_room(self, index: int, chunk: Chunk, preempted_ids: list[str]) -> bool:
+        """Grow a running sequence's table, at the cost of less urgent ones; False when it had to yield itself."""
+        while not self._pool.grow(chunk.sequence.table, chunk.start + chunk.num_tokens):
+            self._preempt_least_urgent(preempted_ids)
+            if len(self._running) <= index:
+                return False
+        return True
+
+    def _preempt_least_urgent(self, preempted_ids: list[str]) -> None:
+        entry = self._running.pop()
+        self._pool.release(entry.sequence.table)
+        entry.sequence.num_computed = 0
+        entry.sequence.num_preemptions += 1
+        insort(self._waiting, entry)
+        preempted_ids.append(entry.sequence.id)
+
+    def _admit(self, chunks: list[Chunk], budget: int) -> None:
+        """Let waiting sequences join, in order, while there is budget, a slot and the blocks they are likely to need."""
+        while self._waiting and budget > 0:
+            entry = self._waiting[0]
+            if not self._has_room(entry.sequence):
+                return
+            del self._waiting[0]
+            chunk = self._next_chunk(entry.sequence, budget)
+            has_grown = self._pool.grow(entry.sequence.table, chunk.start + chunk.num_tokens)
+            assert has_grown, "admission counted blocks that are not there"
+            insort(self._running, entry)
+            chunks.append(chunk)
+            budget -= chunk.num_tokens
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        if len(self._running) == self._limits.max_sequences:
+            return False
+        promised = sum(self._blocks_to_come(entry.sequence) for entry in self._running)
+        return promised + self._blocks_to_take(sequence) <= self._pool.num_free
+
+    def _blocks_to_take(self, sequence: Sequence) -> int:
+        return self._blocks_to_come(sequence) - self._pool.count_held_prefix(sequence.known_ids)
+
+    def _blocks_to_come(self, sequence: Sequence) -> int:
+        expected = self._pool.blocks_for(self._estimate.expected_tokens(sequence))
+        return expected - len(sequence.table.blocks)
+
+    def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
+        if self.is_stop(sequence, token_id):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if sequence.num_known == sequence.max_known else None
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> Completion:
+        entry = self._entries.pop(sequence.id)
+        self._running.remove(entry)
+        self._pool.release(sequence.table)
+        self._estimate.observe(sequence)
+        answer = sequence.known_ids[len(sequence.prompt_ids) :]
+        return Completion(
+            sequence_id=sequence.id,
+            token_ids=tuple(answer[:-1] if reason is FinishReason.STOP else answer),
+            finish_reason=reason,
+            num_prompt_tokens=len(sequence.prompt_ids),
+            num_output_tokens=len(answer),
+            num_cached_tokens=sequence.num_cached,
+            num_preemptions=sequence.num_preemptions,
+        )
