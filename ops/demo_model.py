@@ -21,14 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from engine.registry import (
-    Manifest,
-    ModelFolderError,
-    Provenance,
-    load_manifest,
-    verify,
-    write_manifest,
-)
+from engine.errors import ModelFolderError
+from engine.registry import Manifest, Provenance, load_manifest, verify, write_manifest
 
 if TYPE_CHECKING:
     import torch
