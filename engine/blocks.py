@@ -20,7 +20,7 @@ from hashlib import blake2b
 class BlockTable:
     """A sequence's blocks in order, and the digests of those already published."""
 
-    blocks: array[int] = field(default_factory=lambda: array("i"))
+    blocks: "array[int]" = field(default_factory=lambda: array("i"))
     digests: list[bytes] = field(default_factory=list)
 
 

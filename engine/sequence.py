@@ -60,6 +60,7 @@ class Sequence:
     num_computed: int = field(init=False, default=0)
     num_cached: int = field(init=False, default=0)
     num_preemptions: int = field(init=False, default=0)
+    random_seed: int | None = field(init=False, default=None)
     table: BlockTable = field(init=False, default_factory=BlockTable)
 
     def __post_init__(self) -> None:

@@ -12,14 +12,23 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.errors import ChatTemplateError, ModelFolderError
-from engine.model.folder import read_eos_token_ids, read_json
+from engine.errors import ChatTemplateError
+from engine.folder import (
+    TOKENIZER_CONFIG_NAME,
+    TOKENIZER_NAME,
+    MissingFileError,
+    chat_template,
+    read_json,
+    readable_files,
+)
+from engine.model.config import read_eos_token_ids
 
 # A private-use character is put into control-token text of users, so that it no longer spells a token while the
 # template is rendered, and is taken out again before encoding. The first one that no message contains is used.
@@ -50,22 +59,16 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
         """Read a model folder; raise ModelFolderError for one without a usable tokenizer."""
-        config = read_json(folder / "tokenizer_config.json")
-        template_path = folder / "chat_template.jinja"
-        template = config.get("chat_template")
-        if template_path.exists():
-            template = template_path.read_text(encoding="utf-8")
-        special = {
-            name: token["content"] if isinstance(token, dict) else token
-            for name, token in config.items()
-            if name.endswith("_token") and isinstance(token, str | dict)
-        }
-        try:
-            definition = (folder / "tokenizer.json").read_text(encoding="utf-8")
-        except OSError as error:
-            message = f"{folder} has no readable tokenizer.json"
-            raise ModelFolderError(message) from error
-        return cls(definition, template, special, read_eos_token_ids(folder))
+        paths = readable_files(folder)
+        if TOKENIZER_NAME not in paths:
+            raise MissingFileError(TOKENIZER_NAME)
+        settings = paths.get(TOKENIZER_CONFIG_NAME)
+        return cls(
+            paths[TOKENIZER_NAME].read_text(encoding="utf-8"),
+            chat_template(paths),
+            {} if settings is None else _named_tokens(read_json(settings)),
+            read_eos_token_ids(folder),
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -165,6 +168,15 @@ class Detokenizer:
     def _advance(self, length: int) -> None:
         self._context = (self._context + self._held[:length])[-_CONTEXT_TOKENS:]
         del self._held[:length]
+
+
+def _named_tokens(settings: dict[str, Any]) -> dict[str, str]:
+    """Collect what templates call bos_token, eos_token and so on."""
+    return {
+        name: token["content"] if isinstance(token, dict) else token
+        for name, token in settings.items()
+        if name.endswith("_token") and isinstance(token, str | dict)
+    }
 
 
 def _without_added_tokens(definition: str) -> str:

@@ -1,0 +1,95 @@
+"""load_engine: a model folder becomes a running Engine.
+
+The engine's composition root: the only place that decides which parts an engine is made of. Takes a folder that
+engine/registry.py has checked; reads no manifest itself.
+"""
+
+import hashlib
+import secrets
+from pathlib import Path
+
+import torch
+
+from engine.admission import AdmissionEstimate
+from engine.blocks import BlockPool
+from engine.config import ComputeType, EngineConfig
+from engine.engine import Engine, EngineLimits
+from engine.errors import MemoryBudgetError
+from engine.folder import readable_files, stored_dtype, weights_of
+from engine.kernels.reference import ReferenceKernels
+from engine.kv_cache import KvCache, block_bytes
+from engine.model.build import load_decoder_weights
+from engine.model.config import ModelConfig, read_model_config
+from engine.model.decoder import Decoder
+from engine.runner import ModelRunner
+from engine.sampler import Sampler
+from engine.scheduler import Scheduler, StepLimits
+
+_DTYPES = {ComputeType.FLOAT32: torch.float32, ComputeType.BFLOAT16: torch.bfloat16}
+
+
+def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
+    """Load a model and lay out its cache; raise ModelFolderError when the folder or the budget does not do."""
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    device = torch.device(config.device)
+    dtype = _compute_dtype(folder, config)
+    model = read_model_config(folder)
+    max_context = min(config.max_context or model.max_context, model.max_context)
+    num_blocks = config.num_blocks or _blocks_in_budget(folder, model, config, dtype)
+
+    weights = load_decoder_weights(folder, model, dtype, device, max_context)
+    decoder = Decoder(weights, ReferenceKernels())
+    cache = KvCache(model, num_blocks, config.block_size, dtype, device)
+    cache_key = _weights_digest(folder) if config.prefix_caching else None
+    pool = BlockPool(num_blocks, config.block_size, cache_key=cache_key)
+    scheduler = Scheduler(
+        pool,
+        StepLimits(config.max_sequences, config.max_step_tokens),
+        AdmissionEstimate(config.expected_output_share),
+        model.eos_token_ids,
+    )
+    return Engine(
+        scheduler,
+        ModelRunner(decoder, cache, config.block_size, device),
+        Sampler(decoder, draw_seed=lambda: secrets.randbits(63)),
+        EngineLimits(
+            vocab_size=model.vocab_size,
+            max_context=max_context,
+            max_sequences=config.max_sequences,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+        ),
+    )
+
+
+def _compute_dtype(folder: Path, config: EngineConfig) -> torch.dtype:
+    if config.dtype is not ComputeType.AUTO:
+        return _DTYPES[config.dtype]
+    stored = stored_dtype(weights_of(readable_files(folder)))
+    return torch.bfloat16 if stored == "bfloat16" else torch.float32
+
+
+def _blocks_in_budget(
+    folder: Path, model: ModelConfig, config: EngineConfig, dtype: torch.dtype
+) -> int:
+    """Give the cache what the budget leaves beside the weights; at least one whole context must fit."""
+    weights_bytes = sum(path.stat().st_size for path in weights_of(readable_files(folder)))
+    one_block = block_bytes(model, config.block_size, dtype)
+    num_blocks = (config.memory_budget_bytes - weights_bytes) // one_block
+    longest = min(config.max_context or model.max_context, model.max_context)
+    num_needed = -(-longest // config.block_size)
+    if num_blocks < num_needed:
+        raise MemoryBudgetError(
+            weights_bytes + num_needed * one_block, config.memory_budget_bytes
+        )
+    return num_blocks
+
+
+def _weights_digest(folder: Path) -> bytes:
+    """Name the weights, for cached prefixes: a file's head lists every tensor, its size and time tell versions apart."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in weights_of(readable_files(folder)):
+        status = path.stat()
+        digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}".encode())
+    return digest.digest()
