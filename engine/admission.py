@@ -1,8 +1,9 @@
 """AdmissionEstimate: how many tokens a sequence will probably come to hold.
 
-Admission that counts on the worst case (prompt and all of max_tokens) never preempts but leaves blocks idle when answers
-end early. This estimate starts there and follows the measured share of max_tokens that answers really used. Being wrong
-costs a preemption, never a failure. Must not know the pool.
+Admission that counts on the worst case (prompt and all of max_tokens) never preempts but leaves
+blocks idle when answers end early. This estimate starts there and follows the measured share of
+max_tokens that answers really used. Being wrong costs a preemption, never a failure. Must not know
+the pool.
 """
 
 from math import ceil
@@ -27,7 +28,10 @@ class AdmissionEstimate:
         return self._mean_share if self._is_fixed else min(1.0, self._mean_share + _MARGIN)
 
     def expected_tokens(self, sequence: Sequence) -> int:
-        """Count the tokens the sequence will hold at its end, as far as one can tell; never fewer than it has."""
+        """Count the tokens the sequence will hold at its end, as far as one can tell.
+
+        Never fewer than it has.
+        """
         remaining = sequence.max_known - sequence.num_known
         return sequence.num_known + ceil(self.share * remaining)
 

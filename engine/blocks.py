@@ -1,12 +1,13 @@
 """BlockPool and BlockTable: who holds which block of the KV cache.
 
-A block is a fixed run of cache slots. Every block is either held, by one or more tables, or free; nothing else exists,
-and `check_integrity` proves it. The free list is also the prefix cache: a freed block keeps its content and its digest
-until it is handed out again, the longest unused first, so a later sequence with the same beginning takes it back.
+A block is a fixed run of cache slots. Every block is either held, by one or more tables, or free;
+nothing else exists, and `check_integrity` proves it. The free list is also the prefix cache: a
+freed block keeps its content and its digest until it is handed out again, the longest unused first,
+so a later sequence with the same beginning takes it back.
 
-A digest stands for a block's tokens and for everything before them; it starts from `cache_key`, which names the
-weights. Only full, computed blocks get one, and a table's blocks are append-only, so a shared block is never written.
-Must not know tensors or sequences.
+A digest stands for a block's tokens and for everything before them; it starts from `cache_key`,
+which names the weights. Only full, computed blocks get one, and a table's blocks are append-only,
+so a shared block is never written. Must not know tensors or sequences.
 """
 
 from array import array
@@ -47,7 +48,10 @@ class BlockPool:
         return -(-num_tokens // self.block_size)
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
-        """Extend a table to hold num_tokens in all; False, and nothing changed, when blocks run out."""
+        """Extend a table to hold num_tokens in all.
+
+        False, and nothing changed, when blocks run out.
+        """
         missing = self.blocks_for(num_tokens) - len(table.blocks)
         if missing > len(self._free):
             return False
@@ -56,7 +60,10 @@ class BlockPool:
         return True
 
     def release(self, table: BlockTable) -> None:
-        """Give all blocks of a table back. Its end is reused before its beginning, which others may share."""
+        """Give all blocks of a table back.
+
+        Its end is reused before its beginning, which others may share.
+        """
         for block in reversed(table.blocks):
             self._num_holders[block] -= 1
             if self._num_holders[block] == 0:
@@ -69,8 +76,8 @@ class BlockPool:
     def adopt_cached(self, table: BlockTable, token_ids: Sequence[int]) -> int:
         """Extend a table by cached blocks of the same tokens; return how many tokens it now holds.
 
-        Call only when the table's blocks are all full and published. The last token is never adopted: it has to be
-        computed, or there would be nothing to sample from.
+        Call only when the table's blocks are all full and published. The last token is never
+        adopted: it has to be computed, or there would be nothing to sample from.
         """
         if self._cache_key is None:
             return len(table.blocks) * self.block_size
@@ -86,7 +93,10 @@ class BlockPool:
         return len(table.blocks) * self.block_size
 
     def count_held_prefix(self, token_ids: Sequence[int]) -> int:
-        """Count the leading blocks of these tokens that others hold now: sharing them takes nothing from the pool."""
+        """Count the leading blocks of these tokens that others hold now.
+
+        Sharing them takes nothing from the pool.
+        """
         if self._cache_key is None:
             return 0
         probe = BlockTable()
@@ -99,7 +109,10 @@ class BlockPool:
         return len(probe.digests)
 
     def publish(self, table: BlockTable, token_ids: Sequence[int], num_computed: int) -> None:
-        """Make a table's full computed blocks findable. A block whose twin is already known stays private."""
+        """Make a table's full computed blocks findable.
+
+        A block whose twin is already known stays private.
+        """
         if self._cache_key is None:
             return
         for index in range(len(table.digests), num_computed // self.block_size):

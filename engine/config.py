@@ -20,8 +20,9 @@ class EngineConfig:
     """How large and how fast.
 
     num_blocks None: as many as memory_budget_bytes leaves beside weights and activations.
-    expected_output_share: the part of max_tokens that admission counts on; None measures it, starting from the worst
-    case 1.0. Below the truth, running sequences may have to be preempted; none ever fails for it.
+    expected_output_share: the part of max_tokens that admission counts on; None measures it,
+    starting from the worst case 1.0. Below the truth, running sequences may have to be preempted;
+    none ever fails for it.
     """
 
     block_size: int = 16

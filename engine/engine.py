@@ -1,8 +1,9 @@
 """Engine: sequences in, tokens out, one step at a time.
 
-Owns the order of one step and what it reports. All methods belong to the one thread that steps, except `capacity`,
-which any thread may call. Must not know text, queues or why a sequence exists. Must not import torch either: what is
-computed, and on which device, comes in as a runner and a sampler.
+Owns the order of one step and what it reports. All methods belong to the one thread that steps,
+except `capacity`, which any thread may call. Must not know text, queues or why a sequence exists.
+Must not import torch either: what is computed, and on which device, comes in as a runner and a
+sampler.
 """
 
 import time
@@ -17,7 +18,7 @@ from engine.errors import (
     EmptyPromptError,
     TokenIdError,
 )
-from engine.plan import Capacity, Completion, StepOutput, StepPlan, TokenOutput
+from engine.plan import Capacity, StepOutput, StepPlan, TokenOutput
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 
@@ -77,7 +78,10 @@ class Engine(Generic[Hidden]):
         return self._capacity
 
     def add(self, sequence: Sequence) -> None:
-        """Let a sequence join at the next step; raise SequenceRefusedError if it could never be run."""
+        """Let a sequence join at the next step.
+
+        Raise SequenceRefusedError if it could never be run.
+        """
         self._check(sequence)
         self._scheduler.add(sequence)
         self._capacity = self._measure_capacity()
@@ -89,7 +93,10 @@ class Engine(Generic[Hidden]):
         return was_here
 
     def step(self) -> StepOutput:
-        """Compute one step. If this raises, no sequence has moved: the same step can be tried again."""
+        """Compute one step.
+
+        If this raises, no sequence has moved: the same step can be tried again.
+        """
         started = self._timer()
         plan = self._scheduler.plan()
         sequences = [chunk.sequence for chunk in plan.chunks if chunk.samples]

@@ -14,7 +14,8 @@
         ├── ChatTemplateError
         └── MemoryBudgetError
 
-This file must not import anything of ours: the tokenizer, used where torch is not installed, raises from it too.
+This file must not import anything of ours: the tokenizer, used where torch is not installed, raises
+from it too.
 """
 
 

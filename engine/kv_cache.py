@@ -1,8 +1,9 @@
 """KvCache: the memory that blocks stand for.
 
-Owns the layout. P values share 32 bits (P is 1 for float32, 2 for bfloat16): a key block keeps the same P dimensions
-of all its tokens side by side, a value block the same dimension of P tokens, so that both products of attention read
-whole vectors whose lanes hold P terms of one sum. Must not know sequences; slot = block * B + place within the block.
+Owns the layout. P values share 32 bits (P is 1 for float32, 2 for bfloat16): a key block keeps the
+same P dimensions of all its tokens side by side, a value block the same dimension of P tokens, so
+that both products of attention read whole vectors whose lanes hold P terms of one sum. Must not
+know sequences; slot = block * B + place within the block.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """load_engine: a model folder becomes a running Engine.
 
-The engine's composition root: the only place that decides which parts an engine is made of. Takes a folder that
-engine/registry.py has checked; reads no manifest itself.
+The engine's composition root: the only place that decides which parts an engine is made of. Takes a
+folder that engine/registry.py has checked; reads no manifest itself.
 """
 
 import hashlib
@@ -29,7 +29,10 @@ _DTYPES = {ComputeType.FLOAT32: torch.float32, ComputeType.BFLOAT16: torch.bfloa
 
 
 def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
-    """Load a model and lay out its cache; raise ModelFolderError when the folder or the budget does not do."""
+    """Load a model and lay out its cache.
+
+    Raise ModelFolderError when the folder or the budget does not do.
+    """
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     device = torch.device(config.device)
@@ -73,21 +76,25 @@ def _compute_dtype(folder: Path, config: EngineConfig) -> torch.dtype:
 def _blocks_in_budget(
     folder: Path, model: ModelConfig, config: EngineConfig, dtype: torch.dtype
 ) -> int:
-    """Give the cache what the budget leaves beside the weights; at least one whole context must fit."""
+    """Give the cache what the budget leaves beside the weights.
+
+    At least one whole context must fit.
+    """
     weights_bytes = sum(path.stat().st_size for path in weights_of(readable_files(folder)))
     one_block = block_bytes(model, config.block_size, dtype)
     num_blocks = (config.memory_budget_bytes - weights_bytes) // one_block
     longest = min(config.max_context or model.max_context, model.max_context)
     num_needed = -(-longest // config.block_size)
     if num_blocks < num_needed:
-        raise MemoryBudgetError(
-            weights_bytes + num_needed * one_block, config.memory_budget_bytes
-        )
+        raise MemoryBudgetError(weights_bytes + num_needed * one_block, config.memory_budget_bytes)
     return num_blocks
 
 
 def _weights_digest(folder: Path) -> bytes:
-    """Name the weights, for cached prefixes: a file's head lists every tensor, its size and time tell versions apart."""
+    """Name the weights, for cached prefixes.
+
+    A file's head lists every tensor, its size and time tell versions apart.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for path in weights_of(readable_files(folder)):
         status = path.stat()

@@ -38,7 +38,10 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """One token handed out. A token that only ends its sequence (a stop token) is not handed out."""
+    """One token handed out.
+
+    A token that only ends its sequence (a stop token) is not handed out.
+    """
 
     sequence_id: str
     token_id: int
@@ -48,8 +51,8 @@ class TokenOutput:
 class Completion:
     """A sequence that ended by itself.
 
-    token_ids is the answer: what was handed out. num_output_tokens also counts the stop token that ended it.
-    num_cached_tokens says how many prompt tokens came from the prefix cache.
+    token_ids is the answer: what was handed out. num_output_tokens also counts the stop token that
+    ended it. num_cached_tokens says how many prompt tokens came from the prefix cache.
     """
 
     sequence_id: str
@@ -63,7 +66,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one step did. num_prompt_tokens counts computed tokens before each sequence's last known one."""
+    """What one step did.
+
+    num_decode_tokens counts the rows that sampled, num_prompt_tokens all others.
+    """
 
     tokens: tuple[TokenOutput, ...]
     finished: tuple[Completion, ...]

@@ -1,7 +1,7 @@
 """ModelRunner: a plan becomes tensors, the tensors go through the model.
 
-Owns the step's tensors and the only copies from host to device. Everything about sequences is read here and nothing is
-changed.
+Owns the step's tensors and the only copies from host to device. Everything about sequences is read
+here and nothing is changed.
 """
 
 from array import array
@@ -17,7 +17,9 @@ from engine.plan import StepPlan
 class ModelRunner:
     """One model and its cache on one device."""
 
-    def __init__(self, decoder: Decoder, cache: KvCache, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, decoder: Decoder, cache: KvCache, block_size: int, device: torch.device
+    ) -> None:
         self._decoder = decoder
         self._cache = cache
         self._block_size = block_size
@@ -25,7 +27,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> torch.Tensor:
-        """Compute a plan; return the normalised last hidden state of each chunk that samples, [R, M]."""
+        """Compute a plan.
+
+        Return the normalised last hidden state of each chunk that samples, [R, M].
+        """
         return self._decoder.forward(self._batch(plan), self._cache)
 
     def _batch(self, plan: StepPlan) -> RaggedBatch:

@@ -1,7 +1,8 @@
 """Sampler: hidden states in, one token for each sequence out.
 
-Owns every way of choosing. Randomness is a function of the sequence's seed and how many tokens it has, nothing else, so
-a preempted, moved or repeated sequence draws the same numbers whatever runs beside it.
+Owns every way of choosing. Randomness is a function of the sequence's seed and how many tokens it
+has, nothing else, so a preempted, moved or repeated sequence draws the same numbers whatever runs
+beside it.
 """
 
 from collections.abc import Callable
@@ -58,7 +59,7 @@ _MASK = (1 << 64) - 1
 
 
 def _choose(logits: torch.Tensor, sampling: SamplingParams, uniform: float) -> int:
-    """Draw from the distribution that temperature, top-k, top-p and min-p leave, by its cumulative sum."""
+    """Draw from what temperature, top-k, top-p and min-p leave of the distribution."""
     limit = min(sampling.top_k or len(logits), len(logits))
     scores, token_ids = (logits / sampling.temperature).topk(limit)  # most likely first
     probabilities = scores.softmax(-1)

@@ -1,12 +1,14 @@
 """Scheduler: which sequences run, and how many tokens each gets in the next step.
 
-There is no prefill phase and no decode phase: every step moves "computed" towards "known" for every running sequence,
-the most urgent first, within a token budget of which each running sequence is kept at least one token. Waiting
-sequences join in order of rank; the first that does not fit holds back the rest, so a large one is not passed for ever.
+There is no prefill phase and no decode phase: every step moves "computed" towards "known" for every
+running sequence, the most urgent first, within a token budget of which each running sequence is
+kept at least one token. Waiting sequences join in order of rank; the first that does not fit holds
+back the rest, so a large one is not passed for ever.
 
-When blocks run out, the least urgent running sequence gives all of its blocks back and waits again; what it had
-computed mostly survives as cached prefix. A sequence only ever takes from less urgent ones, so the most urgent always
-moves and there is no cycle. Owns the running and waiting lists and every change to a Sequence. Must not know tensors.
+When blocks run out, the least urgent running sequence gives all of its blocks back and waits again;
+what it had computed mostly survives as cached prefix. A sequence only ever takes from less urgent
+ones, so the most urgent always moves and there is no cycle. Owns the running and waiting lists and
+every change to a Sequence. Must not know tensors.
 """
 
 from bisect import insort
@@ -111,7 +113,10 @@ class Scheduler:
         return StepPlan(tuple(chunks), tuple(preempted_ids), self._num_cached_tokens)
 
     def commit(self, plan: StepPlan, sampled_ids: Many[int]) -> list[Completion]:
-        """Record a computed step; sampled_ids has one token for each chunk that samples, in order."""
+        """Record a computed step.
+
+        Sampled_ids has one token for each chunk that samples, in order.
+        """
         completions: list[Completion] = []
         sampled = iter(sampled_ids)
         for chunk in plan.chunks:
@@ -136,7 +141,9 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert that sequences are in one list each and blocks are conserved."""
-        assert all(not entry.sequence.table.blocks for entry in self._waiting), "waiting with blocks"
+        assert all(not entry.sequence.table.blocks for entry in self._waiting), (
+            "waiting with blocks"
+        )
         listed = [*self._running, *self._waiting]
         assert len(listed) == len(self._entries), "a sequence is in no list or in two"
         assert self._running == sorted(self._running), "running is out of order"
@@ -144,7 +151,7 @@ class Scheduler:
         self._pool.check_integrity(entry.sequence.table for entry in listed)
 
     def _yield_to_urgent(self) -> list[str]:
-        """Preempt for a waiting sequence of a more urgent class, but only if that can make enough room for it."""
+        """Preempt for a waiting sequence of a more urgent class, if that can make enough room."""
         preempted_ids: list[str] = []
         if not self._waiting or self._has_room(self._waiting[0].sequence):
             return preempted_ids
@@ -172,7 +179,10 @@ class Scheduler:
         return Chunk(sequence, sequence.num_computed, min(sequence.num_pending, budget))
 
     def _make_room(self, index: int, chunk: Chunk, preempted_ids: list[str]) -> bool:
-        """Grow a running sequence's table, at the cost of less urgent ones; False when it had to yield itself."""
+        """Grow a running sequence's table, at the cost of less urgent ones.
+
+        False when it had to yield itself.
+        """
         while not self._pool.grow(chunk.sequence.table, chunk.start + chunk.num_tokens):
             self._preempt_least_urgent(preempted_ids)
             if len(self._running) <= index:
@@ -188,7 +198,7 @@ class Scheduler:
         preempted_ids.append(entry.sequence.id)
 
     def _admit(self, chunks: list[Chunk], budget: int) -> None:
-        """Let waiting sequences join, in order, while there is budget, a slot and the blocks they are likely to need."""
+        """Let waiting sequences join, in order, while budget, slots and likely blocks suffice."""
         while self._waiting and budget > 0:
             entry = self._waiting[0]
             if not self._has_room(entry.sequence):

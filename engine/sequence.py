@@ -1,8 +1,9 @@
 """Sequence: one request inside the engine, and what it asks for.
 
-Owns how far a sequence has come: which tokens are known and how many of them are computed. Must not know torch, the
-tokenizer, or who schedules it. A sequence has no phases: whenever fewer tokens are computed than known, it wants a
-chunk; when the chunk reaches the last known token, one more token is sampled.
+Owns how far a sequence has come: which tokens are known and how many of them are computed. Must not
+know torch, the tokenizer, or who schedules it. A sequence has no phases: whenever fewer tokens are
+computed than known, it wants a chunk; when the chunk reaches the last known token, one more token
+is sampled.
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +25,10 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen and when to end. temperature 0 is greedy; top_k 0 and top_p 1 are off."""
+    """How the next token is chosen and when to end.
+
+    Temperature 0 is greedy; top_k 0 and top_p 1 are off.
+    """
 
     max_tokens: int
     temperature: float = 0.0
@@ -36,16 +40,16 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
-        _require(0.0 <= self.temperature <= 100.0, "temperature", self.temperature, "0 to 100")
-        _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
-        _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0, at most 1")
-        _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "0 to 1")
-
-
-def _require(is_met: bool, name: str, value: object, allowed: str) -> None:
-    if not is_met:
-        raise SamplingError(name, value, allowed)
+        if self.max_tokens < 1:
+            raise SamplingError("max_tokens", self.max_tokens, "1 or more")
+        if not 0.0 <= self.temperature <= 100.0:
+            raise SamplingError("temperature", self.temperature, "0 to 100")
+        if self.top_k < 0:
+            raise SamplingError("top_k", self.top_k, "0 (off) or more")
+        if not 0.0 < self.top_p <= 1.0:
+            raise SamplingError("top_p", self.top_p, "above 0, at most 1")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise SamplingError("min_p", self.min_p, "0 to 1")
 
 
 @dataclass(slots=True, eq=False)

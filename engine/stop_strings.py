@@ -1,8 +1,9 @@
 """StopMatcher: where a streamed text has to end.
 
-Owns the text that might still become a stop string. Works as if the text came one character at a time, so the cut does
-not depend on how tokens split it: the stop string that is complete first ends the text, and of several complete at the
-same character the one that began first. Must not know tokens.
+Owns the text that might still become a stop string. Works as if the text came one character at a
+time, so the cut does not depend on how tokens split it: the stop string that is complete first ends
+the text, and of several complete at the same character the one that began first. Must not know
+tokens.
 """
 
 from collections.abc import Iterable

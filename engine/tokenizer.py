@@ -1,11 +1,12 @@
 """Tokenizer: text to ids and back, for one model folder.
 
-Owns the two rules a service needs and a notebook does not. Text of users never becomes a control token: where it spells
-one, it is encoded as the plain characters it is made of; every other chat encodes exactly as transformers'
-apply_chat_template would. And streamed text never shows half a character.
+Owns the two rules a service needs and a notebook does not. Text of users never becomes a control
+token: where it spells one, it is encoded as the plain characters it is made of; every other chat
+encodes exactly as transformers' apply_chat_template would. And streamed text never shows half a
+character.
 
-Must not import torch or transformers: the API counts prompt tokens with this file. A Tokenizer is not changed after
-loading and may be used from several threads.
+Must not import torch or transformers: the API counts prompt tokens with this file. A Tokenizer is
+not changed after loading and may be used from several threads.
 """
 
 import json
@@ -30,11 +31,13 @@ from engine.folder import (
 )
 from engine.model.config import read_eos_token_ids
 
-# A private-use character is put into control-token text of users, so that it no longer spells a token while the
-# template is rendered, and is taken out again before encoding. The first one that no message contains is used.
+# A private-use character is put into control-token text of users, so that it no longer spells a
+# token while the template is rendered, and is taken out again before encoding. The first one that
+# no message contains is used.
 _MARKS = tuple(chr(code) for code in range(0xE000, 0xF8FF))
 
-# Text that still ends in a replacement character after so many tokens is no unfinished character any more.
+# Text that still ends in a replacement character after so many tokens is no unfinished character
+# any more.
 _MAX_HELD_TOKENS = 32
 _CONTEXT_TOKENS = 4
 
@@ -45,7 +48,7 @@ class Tokenizer:
     def __init__(
         self, definition: str, template: str | None, special: dict[str, str], eos: frozenset[int]
     ) -> None:
-        """Take tokenizer.json's text, the template's text, named special tokens for it, and the end tokens."""
+        """Take the texts of tokenizer.json and the template, its tokens and the end tokens."""
         self.eos_token_ids = eos
         self._full = tokenizers.Tokenizer.from_str(definition)
         self._plain = tokenizers.Tokenizer.from_str(_without_added_tokens(definition))
@@ -80,7 +83,10 @@ class Tokenizer:
         return self._plain.encode(text).ids
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """Encode messages by the model's template, up to where its answer begins; raise ChatTemplateError."""
+        """Encode messages by the model's template, up to where its answer begins.
+
+        Raise ChatTemplateError.
+        """
         texts = [text for message in messages for text in message.values()]
         if not any(self._added_pattern.search(text) for text in texts):
             return self._full.encode(self._render(messages), add_special_tokens=False).ids
@@ -127,7 +133,10 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Decodes one answer token by token. What feed and flush return, joined, is what decode returns for all."""
+    """Decodes one answer token by token.
+
+    What feed and flush return, joined, is what decode returns for all.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -150,12 +159,18 @@ class Detokenizer:
         return text
 
     def _decode_after_context(self, ids: list[int]) -> str:
-        """Decode ids as they read after the tokens before them: a first word, for one, may lose its space."""
+        """Decode ids as they read after the tokens before them.
+
+        A first word, for one, may lose its space.
+        """
         before = self._tokenizer.decode(self._context)
         return self._tokenizer.decode(self._context + ids)[len(before) :]
 
     def _release_surely_broken(self) -> str:
-        """Let go of bytes that can no longer become a character: the longest head that reads the same on its own."""
+        """Let go of bytes that can no longer become a character.
+
+        The longest head that reads the same on its own.
+        """
         whole = self._decode_after_context(self._held)
         for length in range(len(self._held) - 1, 0, -1):
             head = self._decode_after_context(self._held[:length])
@@ -186,7 +201,7 @@ def _without_added_tokens(definition: str) -> str:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Build the environment that chat templates are written for (transformers, utils/chat_template_utils.py)."""
+    """Build what chat templates are written for (transformers, chat_template_utils.py)."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
     )

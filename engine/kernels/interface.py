@@ -1,7 +1,7 @@
 """Kernels: the operations between the linear layers, behind one signature for every device.
 
-Owns the shape of a ragged batch, in which rows of all sequences follow each other without padding. ReferenceKernels
-says what each operation means; every other implementation is tested against it.
+Owns the shape of a ragged batch, in which rows of all sequences follow each other without padding.
+ReferenceKernels says what each operation means; every other implementation is tested against it.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,9 @@ from engine.model.rope import RopeTable
 class RaggedBatch:
     """The rows of one step: sequence s owns rows row_starts[s] to row_starts[s+1].
 
-    context_lengths counts a sequence's computed tokens once this step is done; its rows are the last of them.
-    block_ids[block_starts[s] : block_starts[s+1]] are its blocks in order. All int32 on the device.
+    context_lengths counts a sequence's computed tokens once this step is done; its rows are the
+    last of them. block_ids[block_starts[s] : block_starts[s+1]] are its blocks in order. All int32
+    on the device.
     """
 
     token_ids: torch.Tensor  # [T]
@@ -43,7 +44,10 @@ class AttentionShape:
 
 
 class Kernels(Protocol):
-    """One implementation of all operations. Residuals are float32, everything else the model's type."""
+    """One implementation of all operations.
+
+    Residuals are float32, everything else the model's type.
+    """
 
     name: str
 

@@ -1,7 +1,7 @@
 """ReferenceKernels: what each operation means, in plain PyTorch, on any device.
 
-Written to be read and to be right; sums and softmax are float32. Must stay free of shortcuts, since every fast
-implementation is tested against it.
+Written to be read and to be right; sums and softmax are float32. Must stay free of shortcuts, since
+every fast implementation is tested against it.
 """
 
 import torch
@@ -46,7 +46,7 @@ class ReferenceKernels:
         blocks = batch.slots // cache.block_size  # [T]
         places = batch.slots % cache.block_size  # [T]
         packing = cache.keys.shape[-1]
-        cache.keys[blocks, :, :, places] = keys.unflatten(-1, (-1, packing))
+        cache.keys[blocks, :, :, places] = keys.view(*keys.shape[:2], -1, packing)
         cache.values[blocks, :, places // packing, :, places % packing] = values
 
     def attend(
@@ -84,7 +84,10 @@ def _rotate(heads: torch.Tensor, positions: torch.Tensor, rope: RopeTable) -> No
 def _gather(
     cache: LayerCache, blocks: torch.Tensor, length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Collect a sequence's keys and values; only the slots it has filled, the rest may hold anything."""
+    """Collect a sequence's keys and values.
+
+    Only the slots it has filled, the rest may hold anything.
+    """
     keys = cache.keys[blocks].permute(1, 0, 3, 2, 4)  # [G, n, B, D/P, P]
     values = cache.values[blocks].permute(1, 0, 2, 4, 3)  # [G, n, B/P, P, D]
     return keys.flatten(3).flatten(1, 2)[:, :length], values.flatten(1, 3)[:, :length]
@@ -95,7 +98,7 @@ def _attend_one(
 ) -> torch.Tensor:
     num_rows = queries.shape[0]
     length = keys.shape[1]
-    grouped = queries.unflatten(1, (shape.num_kv_heads, -1)).float()  # [rows, G, H/G, D]
+    grouped = queries.float().view(num_rows, shape.num_kv_heads, -1, shape.head_dim)
     scores = torch.einsum("rghd,gld->ghrl", grouped, keys.float()) * shape.scale
     row_positions = torch.arange(length - num_rows, length, device=keys.device)[:, None]
     distance = row_positions - torch.arange(length, device=keys.device)  # [rows, length]

@@ -1,7 +1,8 @@
 """Builds a decoder's weights from a model folder, layer by layer.
 
-Owns the names that weight files use and the fusing of what is computed together. A layer's tensors are packed and their
-originals dropped before the next layer is read, so loading needs little more than the weights themselves.
+Owns the names that weight files use and the fusing of what is computed together. A layer's tensors
+are packed and their originals dropped before the next layer is read, so loading needs little more
+than the weights themselves.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
 """ModelConfig: what the decoder has to know about a model, read from its config.json.
 
-Owns the translation of every supported family into one description of a decoder, so that no other file asks which
-family it runs. What is not understood is refused by name: a setting that were ignored would give wrong text silently.
-Must not import torch.
+Owns the translation of every supported family into one description of a decoder, so that no other
+file asks which family it runs. What is not understood is refused by name: a setting that were
+ignored would give wrong text silently. Must not import torch.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,10 @@ class ModelConfig:
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """Read a model folder's configuration; raise UnsupportedModelError for what the decoder does not do."""
+    """Read a model folder's configuration.
+
+    Raise UnsupportedModelError for what the decoder does not do.
+    """
     return model_config(read_config(folder / "config.json"), read_eos_token_ids(folder))
 
 
@@ -81,7 +84,10 @@ def model_config(config: Mapping[str, Any], eos_token_ids: frozenset[int]) -> Mo
 
 
 def read_eos_token_ids(folder: Path) -> frozenset[int]:
-    """Return the tokens that end an answer; generation_config.json, where there is one, has the last word."""
+    """Return the tokens that end an answer.
+
+    What generation_config.json says, where there is one, goes before config.json.
+    """
     path = folder / "generation_config.json"
     declared = read_json(path).get("eos_token_id") if path.exists() else None
     if declared is None:

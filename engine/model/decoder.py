@@ -1,7 +1,8 @@
 """Decoder: token ids of a ragged batch in, hidden states of the sampled rows out.
 
-Owns the order of operations in a layer; what they are made of comes in as linear layers and kernels. The residual
-stream is float32 whatever the model's type: it costs little and keeps half-precision answers close to full ones.
+Owns the order of operations in a layer; what they are made of comes in as linear layers and
+kernels. The residual stream is float32 whatever the model's type: it costs little and keeps
+half-precision answers close to full ones.
 """
 
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class Decoder:
         batch: RaggedBatch,
         cache: LayerCache,
     ) -> torch.Tensor:
-        """Add the layer before's update to the residual, in place, and return this one's, not yet added."""
+        """Add the last update to the residual in place; return this layer's, not yet added."""
         kernels = self._kernels
         eps = self._weights.norm_eps
         if update is None:

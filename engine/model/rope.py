@@ -1,6 +1,7 @@
 """The table of rotations: cosine and sine of each position times each frequency.
 
-RoFormer (Su et al. 2021), section 3.4; the halves of a head are the two coordinates, as transformers has it.
+RoFormer (Su et al. 2021), section 3.4; the halves of a head are the two coordinates, as
+transformers has it.
 """
 
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ def _scale(
 
 
 def _scale_llama3(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
-    """Stretch waves longer than the original context by the factor, keep short ones, blend in between."""
+    """Stretch waves longer than the original context, keep short ones, blend in between."""
     turns = scaling.original_max_context * frequencies / (2 * pi)
     span = scaling.high_freq_factor - scaling.low_freq_factor
     share_kept = ((turns - scaling.low_freq_factor) / span).clamp(0.0, 1.0)

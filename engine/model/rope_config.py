@@ -1,7 +1,7 @@
 """RopeConfig: how positions turn queries and keys, as the configuration states it.
 
-Owns reading the two ways of writing it down: rope_theta with rope_scaling, and rope_parameters. Must not import torch;
-engine/model/rope.py computes the tables.
+Owns reading the two ways of writing it down: rope_theta with rope_scaling, and rope_parameters.
+Must not import torch; engine/model/rope.py computes the tables.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,9 @@ def read_rope(config: Mapping[str, Any], head_dim: int) -> RopeConfig:
     """Read the rotation that all layers share."""
     parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = float(parameters.get("rope_theta") or config.get("rope_theta") or 10_000.0)
-    share = float(parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1)
+    share = float(
+        parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1
+    )
     return RopeConfig(theta, int(head_dim * share), _read_scaling(parameters))
 
 

@@ -1,7 +1,7 @@
 """WeightFiles: a model folder's tensors by name, memory-mapped.
 
-Owns reading safetensors and nothing else is ever read: no pickles. A tensor is touched when it is asked for, so a model
-is loaded layer by layer and its file's pages can be dropped behind.
+Owns reading safetensors and nothing else is ever read: no pickles. A tensor is touched when it is
+asked for, so a model is loaded layer by layer and its file's pages can be dropped behind.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,10 @@ class WeightFiles:
         return name in self._file_of
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return one tensor on the device, in the wanted type; raise WeightsError if it is not as promised."""
+        """Return one tensor on the device, in the wanted type.
+
+        Raise WeightsError if it is not as promised.
+        """
         if name not in self._file_of:
             message = f"tensor {name} is missing"
             raise WeightsError(message)
