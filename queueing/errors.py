@@ -5,6 +5,7 @@
     │   └── IdempotencyConflict   same key, other body
     ├── QueueFull                 the bounded queue refuses; carries Retry-After
     ├── StoreUnavailable          Redis is down, hangs or refuses writes
+    ├── StorageFull               the disk of files and batches takes no more
     └── StaleLease                somebody newer holds the job; the holder's work is void
 
 A job that was accepted never ends by an exception: it ends in a JobResult whose error carries a FailureCode.
@@ -22,6 +23,9 @@ class FailureCode(StrEnum):
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     MODEL_NOT_FOUND = "model_not_found"
     NOT_FOUND = "not_found"
+    CONFLICT = "conflict"
+    FILE_TOO_LARGE = "file_too_large"
+    INSUFFICIENT_STORAGE = "insufficient_storage"
     IDEMPOTENCY_CONFLICT = "idempotency_conflict"
     QUEUE_FULL = "queue_full"
     STORE_UNAVAILABLE = "store_unavailable"
@@ -32,6 +36,8 @@ class FailureCode(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     RESULT_EXPIRED = "result_expired"
     WEBHOOK_UNDELIVERABLE = "webhook_undeliverable"
+    INVALID_WEBHOOK_URL = "invalid_webhook_url"
+    WEBHOOK_URL_NOT_ALLOWED = "webhook_url_not_allowed"
 
 
 class PromptmillError(Exception):
@@ -72,6 +78,10 @@ class StoreUnavailable(PromptmillError):
     def __init__(self, kind: str) -> None:
         super().__init__(f"the store is unavailable ({kind})")
         self.kind = kind
+
+
+class StorageFull(PromptmillError):
+    """The disk that holds files takes no more; nothing of what was being written is left."""
 
 
 class StaleLease(PromptmillError):
