@@ -20,6 +20,7 @@ class FailureCode(StrEnum):
     INVALID_REQUEST = "invalid_request"
     INVALID_JSON = "invalid_json"
     UNKNOWN_PARAMETER = "unknown_parameter"
+    UNSUPPORTED_PARAMETER = "unsupported_parameter"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     MODEL_NOT_FOUND = "model_not_found"
     NOT_FOUND = "not_found"

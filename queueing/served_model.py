@@ -1,0 +1,103 @@
+"""ServedModel: what is known of a model to say yes or no to a prompt; SizedRequest is the yes.
+
+Owns the rule of the context: prompt and generated tokens together fit, or the caller is told both
+numbers. Loads nothing: whoever composes a process hands in the tokenizers of its model folders.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from queueing.errors import FailureCode, RequestError
+from queueing.wire import GenerateRequest
+
+
+class TextEncoder(Protocol):
+    """Turns text into token ids; ValueError when a model's template refuses the messages."""
+
+    def encode(self, text: str) -> list[int]:
+        """Encode a plain prompt."""
+        ...
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        """Encode messages by the model's chat template."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SizedRequest:
+    """A request that is known to fit its model."""
+
+    request: GenerateRequest
+    num_prompt_tokens: int
+
+    @property
+    def cost(self) -> int:
+        """Tokens that serving it takes at most; what a Job's cost is."""
+        return self.num_prompt_tokens + self.request.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model; `context_length` counts prompt and generated tokens together."""
+
+    name: str
+    context_length: int
+    default_max_tokens: int
+    encoder: TextEncoder
+
+    def count_prompt(self, prompt: str) -> int:
+        """Count the tokens of a plain prompt; raises RequestError when there are none."""
+        num_tokens = len(self.encoder.encode(prompt))
+        if num_tokens == 0:
+            raise RequestError(FailureCode.INVALID_REQUEST, "the prompt has no tokens", "prompt")
+        return num_tokens
+
+    def count_chat(self, messages: tuple[dict[str, str], ...]) -> int:
+        """Count a chat's tokens; raises RequestError when the model's template refuses it."""
+        try:
+            return len(self.encoder.encode_chat(list(messages)))
+        except ValueError as error:
+            reason = "the model's chat template does not take these messages"
+            raise RequestError(FailureCode.INVALID_REQUEST, reason, "messages") from error
+
+    def grant(self, num_prompt_tokens: int, asked_max_tokens: int | None) -> int:
+        """Return a request's max_tokens: what was asked, or the default cut to what is left.
+
+        Raises RequestError with both numbers when the prompt leaves too little of the context.
+        """
+        left = self.context_length - num_prompt_tokens
+        wanted = 1 if asked_max_tokens is None else asked_max_tokens
+        if wanted > left:
+            raise RequestError(
+                FailureCode.CONTEXT_LENGTH_EXCEEDED,
+                f"this model's context is {self.context_length} tokens; the prompt has"
+                f" {num_prompt_tokens} and max_tokens is {wanted},"
+                f" together {num_prompt_tokens + wanted}",
+                "max_tokens" if left > 0 else None,
+            )
+        return min(left, self.default_max_tokens) if asked_max_tokens is None else wanted
+
+
+class ServedModels:
+    """The models of this installation, by name; a name never becomes part of a path."""
+
+    def __init__(self, models: Iterable[ServedModel]) -> None:
+        self._models = {model.name: model for model in models}
+
+    @property
+    def names(self) -> list[str]:
+        """All names, in order."""
+        return sorted(self._models)
+
+    def find(self, name: str | None) -> ServedModel:
+        """Return a model, without a name the only one; raises RequestError for any other."""
+        if name is None and len(self._models) == 1:
+            return next(iter(self._models.values()))
+        if name is None:
+            raise RequestError(
+                FailureCode.INVALID_REQUEST, "model is required: several are served", "model"
+            )
+        if name not in self._models:
+            raise RequestError(FailureCode.MODEL_NOT_FOUND, "no such model is served", "model")
+        return self._models[name]
