@@ -1,16 +1,33 @@
 #!/usr/bin/env bash
 # Remake both locks from pyproject.toml: `make lock`. Needs uv and pip in the environment and a package index.
-# cpu.lock holds torch's CPU build, which pip finds on machines that offer it beside the index; its hash is added
-# here because the index does not list that file. cuda.lock holds the index's default build and its nvidia packages.
+#
+# cuda.lock holds the index's default build of torch and, on Linux, the nvidia packages it asks for. cpu.lock holds
+# torch's CPU build, which pip sees only where it is offered beside the index; it is pinned as what it is, "+cpu" with
+# the hash of the file seen here, because pip prefers a file whose hash it knows and would take the other build.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-options=(--all-extras --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet)
-uv pip compile pyproject.toml "${options[@]}" --upgrade -o ops/locks/cuda.lock
-uv pip compile pyproject.toml "${options[@]}" --upgrade --config-file ops/locks/cpu.toml -o ops/locks/cpu.lock
-wheel_dir=$(mktemp -d)
-trap 'rm -rf "$wheel_dir"' EXIT
-pip download --quiet --no-deps --dest "$wheel_dir" torch==2.13.0
-wheel=$(ls "$wheel_dir"/torch-2.13.0+cpu-*.whl)
-hash=$(python3 -c 'import hashlib, sys; print(hashlib.file_digest(open(sys.argv[1], "rb"), "sha256").hexdigest())' "$wheel")
-sed -i "s|^torch==2.13.0 \\\\$|torch==2.13.0 \\\\\n    --hash=sha256:$hash \\\\|" ops/locks/cpu.lock
-grep -q "$hash" ops/locks/cpu.lock || { echo "the CPU build's hash did not get into cpu.lock" >&2; exit 1; }
+
+options=(--all-extras --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet --upgrade)
+uv pip compile pyproject.toml "${options[@]}" -o ops/locks/cuda.lock
+uv pip compile pyproject.toml "${options[@]}" --config-file ops/locks/cpu.toml -o ops/locks/cpu.lock
+
+wheels=$(mktemp -d)
+trap 'rm -rf "$wheels"' EXIT
+torch=$(sed -n 's/^torch==\([^ +]*\).*/\1/p' ops/locks/cuda.lock)
+python3 -m pip download --quiet --no-deps --dest "$wheels" "torch==$torch+cpu"
+python3 - "$torch" "$wheels" <<'PYTHON'
+import hashlib
+import re
+import sys
+from pathlib import Path
+
+torch, wheels = sys.argv[1:]
+(wheel,) = Path(wheels).glob("*.whl")
+digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+lock = Path("ops/locks/cpu.lock")
+pinned = re.compile(rf"^torch=={re.escape(torch)} \\\n(?:    --hash=\S+(?: \\)?\n)+", re.MULTILINE)
+text, replaced = pinned.subn(f"torch=={torch}+cpu \\\\\n    --hash=sha256:{digest}\n", lock.read_text())
+if replaced != 1:
+    sys.exit("cpu.lock has no single torch to pin")
+lock.write_text(text)
+PYTHON

@@ -1,0 +1,68 @@
+# promptmill: everything a person runs here. `make` alone lists it.
+# All paths are relative, so the repository may lie anywhere, under a name with blanks too.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+MODEL := .cache/models/SmolLM2-135M-Instruct
+
+INSTALLED := $(VENV)/.installed
+CONVERTED := $(MODEL)/manifest.json
+CODE := api engine ops queueing workers tests
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test setup model check fix lint types contracts spelling unit lock lock-check clean
+
+help: ## List what can be made
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do \
+		printf '  make %-11s %s\n' "$$name" "$$text"; done
+
+demo: setup ## Show the whole system at work on the real model, from nothing
+	$(RUN) -m ops.cli demo
+
+test: setup lint types contracts spelling ## Run all checks and the whole test suite
+	$(RUN) -m pytest
+
+setup: $(INSTALLED) $(CONVERTED) ## Install into .venv and get the model
+
+model: $(CONVERTED) ## Fetch and convert the demonstration model (93 MB)
+
+check: $(INSTALLED) lint types contracts spelling unit ## Run all checks and the quick tests
+
+fix: $(INSTALLED) ## Format the code and mend what can be mended
+	$(RUN) -m ruff check --fix $(CODE)
+	$(RUN) -m ruff format $(CODE)
+
+lint: $(INSTALLED) ## Check format and style
+	$(RUN) -m ruff format --check $(CODE)
+	$(RUN) -m ruff check $(CODE)
+
+types: $(INSTALLED) ## Check types
+	$(RUN) -m mypy
+
+contracts: $(INSTALLED) ## Check which part may import which
+	$(VENV)/bin/lint-imports
+
+spelling: $(INSTALLED) ## Check spelling
+	$(RUN) -m codespell_lib .
+
+unit: $(INSTALLED) ## Run the quick tests
+	$(RUN) -m pytest -m "not e2e and not real_model"
+
+lock: $(INSTALLED) ## Remake the dependency locks
+	. $(VENV)/bin/activate && ops/locks/lock.sh
+
+lock-check: $(INSTALLED) ## Resolve the lock that is not installed here
+	ops/locks/check.sh $(RUN)
+
+clean: ## Remove all that make has made here
+	rm -rf $(VENV) .cache .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis \
+		.import_linter_cache *.egg-info build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): ops/install.sh ops/locks/cpu.lock ops/locks/cuda.lock pyproject.toml
+	PYTHON="$(PYTHON)" ops/install.sh
+	touch $@
+
+$(CONVERTED): | $(INSTALLED)
+	$(RUN) -m ops.demo_model --out $(MODEL)
