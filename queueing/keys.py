@@ -67,16 +67,24 @@ TOTALS = Key("totals", "queue:{queue}:totals")
 INBOX = Key("inbox", "worker:{worker}:inbox")
 # pub/sub channel: the id of each prompt job or batch that ends.
 ENDED = Key("ended", "ended")
-# hash of a batch, see batch.py.
+# hash, until batch_record_ttl_ms after the end. tenant status endpoint input_file completion_window window metadata?
+# output_ttl_ms created_ms expires_ms <status>_ms? progress (JSON, see batch.py) output_file? error_file?
 BATCH = Key("batch", "batch:{id}")
-# list of JSON records of a batch's lines that ended and are not yet in its files.
+# zset job id -> line: a batch's lines that are queued or running. Gone with its batch.
+BATCH_LIVE = Key("batch_live", "batch:{id}:live")
+# zset JSON {job_id, line, custom_id, state} -> line: lines that ended and are not yet in a segment. Gone with its batch.
 BATCH_ENDED = Key("batch_ended", "batch:{id}:ended")
-# zset batch id -> created_ms of one tenant.
+# zset batch id -> created_ms of one tenant. Until batch_record_ttl_ms after its last batch can have ended.
 BATCHES = Key("batches", "tenant:{tenant}:batches")
-# hash of a file, see files.py.
+# hash, until deleted or swept. tenant filename purpose bytes sha256 status note? created_ms expires_ms
+# readers (batches that have yet to end and read it; such a file is kept)
 FILE = Key("file", "file:{id}")
 # zset file id -> created_ms of one tenant.
 FILES = Key("files", "tenant:{tenant}:files")
+# zset file id -> the instant its lifetime is over: every file there is.
+FILE_EXPIRY = Key("file_expiry", "file_expiry")
+# string, for 10 s: written by readiness probes to see that the store takes writes.
+PROBE = Key("probe", "probe")
 
 LUA_FAMILIES = (
     JOB,
@@ -97,10 +105,12 @@ LUA_FAMILIES = (
     INBOX,
     ENDED,
     BATCH,
+    BATCH_LIVE,
     BATCH_ENDED,
     BATCHES,
     FILE,
     FILES,
+    FILE_EXPIRY,
 )
 
 
