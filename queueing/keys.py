@@ -4,8 +4,11 @@ All keys share one prefix with a hash tag (`{pm}:`), so that a script may build 
 name (`generate.<model>`, `webhooks`, `batches`), `<p>` a priority. Instants are milliseconds of Redis TIME.
 """
 
+import hashlib
 from dataclasses import dataclass
 from string import Formatter
+
+from queueing.job import Idempotency
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +120,9 @@ LUA_FAMILIES = (
 def lua_key_functions() -> str:
     """Return the Lua functions that spell keys, for the head of every script."""
     return "".join(family.as_lua() for family in LUA_FAMILIES)
+
+
+def idempotency_key(tenant: str, idempotency: Idempotency) -> str:
+    """Spell an idempotency key without the prefix. The client's part is hashed: it can be long and hold anything."""
+    key = hashlib.sha256(idempotency.key.encode()).hexdigest()
+    return IDEMPOTENCY.of("", tenant=tenant, route=idempotency.route, key=key)

@@ -4,7 +4,6 @@ Every verb is atomic and safe to repeat: a caller that lost the reply asks again
 when Redis is down. Time is Redis TIME unless a test gives a clock.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -41,6 +40,11 @@ class QueueLimits:
     record_ttl_ms: int = 604_800_000
     idempotency_ttl_ms: int = 86_400_000
 
+    def as_json(self) -> str:
+        """Write them as the scripts read them."""
+        patience = {priority.value: priority.patience_ms for priority in Priority}
+        return json.dumps({**asdict(self), "patience_ms": patience})
+
 
 @dataclass(frozen=True, slots=True)
 class QueueDepth:
@@ -67,8 +71,7 @@ class JobQueue:
         self._limits = limits or QueueLimits()
         self._prefix = prefix
         self._clock = clock
-        patience = {priority.value: priority.patience_ms for priority in Priority}
-        self._limits_json = json.dumps({**asdict(self._limits), "patience_ms": patience})
+        self._limits_json = self._limits.as_json()
         self._enqueue = Script(client, "enqueue", prefix, allow_oom=False)
         self._claim = Script(client, "claim", prefix, allow_oom=True)
         self._renew = Script(client, "renew", prefix, allow_oom=True)
@@ -261,12 +264,7 @@ class JobQueue:
             fields["custom_id"] = job.batch.custom_id
         if idempotency is not None:
             fields["digest"] = idempotency.digest
-            fields["idempotency_key"] = keys.IDEMPOTENCY.of(
-                "",
-                tenant=job.tenant,
-                route=idempotency.route,
-                key=hashlib.sha256(idempotency.key.encode()).hexdigest(),
-            )
+            fields["idempotency_key"] = keys.idempotency_key(job.tenant, idempotency)
         return (*self._head(), json.dumps(fields), job.request)
 
     def _enqueued(self, job: Job, reply: list[str]) -> Enqueued:

@@ -39,7 +39,7 @@ add('batch', job.batch)
 add('line', job.line)
 add('custom_id', job.custom_id)
 put_job(job.id, job.queue, job.priority, job.tenant, ARGV[4], due_ms, NOW + job.not_before_ms, deadline_ms, fields)
-if job.batch then redis.call('HINCRBY', batch_key(job.batch), 'outstanding', 1) end
+if job.batch then redis.call('ZADD', batch_live_key(job.batch), int(job.line), job.id) end
 if job.idempotency_key then
   redis.call('SET', P .. job.idempotency_key, job.id .. ' ' .. job.digest, 'PX', LIMITS.idempotency_ttl_ms)
 end

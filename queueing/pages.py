@@ -1,0 +1,70 @@
+"""Page: a stretch of a tenant's index (zset id -> created_ms), read by cursor. Knows nothing of what the ids stand for.
+
+The cursor is the last id of the page before, so that entries made meanwhile neither repeat nor skip one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import redis
+
+from queueing.errors import FailureCode, RequestError
+from queueing.store import translated_errors
+
+Item = TypeVar("Item")
+
+_READ_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PageQuery:
+    """Which page: up to `limit` entries after the id `after`, newest first unless `ascending`."""
+
+    limit: int
+    after: str | None = None
+    ascending: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[Item]):
+    """Some entries in order, and whether there are more."""
+
+    items: list[Item]
+    has_more: bool
+
+
+def read_page(
+    client: "redis.Redis",
+    index: str,
+    query: PageQuery,
+    fetch: Callable[[Sequence[str]], list[Item | None]],
+) -> Page[Item]:
+    """Return one page; `fetch` turns ids into entries and says None for those that are not to be shown.
+
+    Raises RequestError when the cursor is not in the index.
+    """
+    items: list[Item] = []
+    start = _start_of(client, index, query)
+    while True:
+        with translated_errors():
+            ids = client.zrange(index, start, start + _READ_AT_ONCE - 1, desc=not query.ascending)
+        items += [item for item in fetch(ids) if item is not None]
+        if len(items) > query.limit:
+            return Page(items[: query.limit], has_more=True)
+        if len(ids) < _READ_AT_ONCE:
+            return Page(items, has_more=False)
+        start += _READ_AT_ONCE
+
+
+def _start_of(client: "redis.Redis", index: str, query: PageQuery) -> int:
+    if query.after is None:
+        return 0
+    with translated_errors():
+        if query.ascending:
+            rank = client.zrank(index, query.after)
+        else:
+            rank = client.zrevrank(index, query.after)
+    if rank is None:
+        raise RequestError(FailureCode.NOT_FOUND, "no such object", "after")
+    return int(rank) + 1
