@@ -128,6 +128,17 @@ class Settings(BaseSettings):
             raise ValueError("api_max_waiters must leave api_threads free for submits")
         return self
 
+    def queue_limits(self) -> dict[str, int]:
+        """The queue's bounds in the unit of its scripts, milliseconds."""
+        return {
+            "lease_ms": round(self.lease_s * 1000),
+            "max_losses": self.max_losses,
+            "max_queued_jobs": self.max_queued_jobs,
+            "result_ttl_ms": self.result_ttl_s * 1000,
+            "record_ttl_ms": self.record_ttl_s * 1000,
+            "idempotency_ttl_ms": self.idempotency_ttl_s * 1000,
+        }
+
     def resolved_api_key(self) -> str | None:
         """The API key from the variable or its file; None when neither is set."""
         if self.api_key is not None:

@@ -18,6 +18,8 @@ from queueing.errors import FailureCode
 
 WEBHOOK_QUEUE = "webhooks"
 BATCH_QUEUE = "batches"
+JANITOR_QUEUE = "janitor"
+JANITOR_ID = "janitor_0"
 DEFAULT_TENANT = "default"
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -39,7 +41,26 @@ def encode_base62(number: int) -> str:
 
 def generate_queue(model: str) -> str:
     """Name of the queue that holds a model's prompt jobs."""
-    return f"generate.{model}"
+    return _GENERATE + model
+
+
+_GENERATE = "generate."
+_TASKS = {
+    WEBHOOK_QUEUE: "promptmill.deliver",
+    BATCH_QUEUE: "promptmill.tick",
+    JANITOR_QUEUE: "promptmill.sweep",
+}
+GENERATE_TASK = "promptmill.generate"
+
+
+def is_job_queue(queue: str) -> bool:
+    """Tell the queues of jobs from those of Celery itself."""
+    return queue in _TASKS or queue.startswith(_GENERATE)
+
+
+def task_of_queue(queue: str) -> str:
+    """Return the name of the Celery task that runs a queue's jobs."""
+    return _TASKS.get(queue, GENERATE_TASK)
 
 
 class Priority(StrEnum):
@@ -134,6 +155,11 @@ class Lease:
     job_id: str
     queue: str
     fence: int
+
+    @property
+    def tag(self) -> str:
+        """Tell this claim from every other one, also of the same job."""
+        return f"{self.job_id}/{self.fence}"
 
 
 @dataclass(frozen=True, slots=True)

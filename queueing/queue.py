@@ -216,6 +216,19 @@ class JobQueue:
         }
         return QueueDepth(ready=counts, oldest_age_s=ages, later=later, leased=leased)
 
+    def bells(self, queues: Sequence[str], worker: str, *, urgent_only: bool) -> list[str]:
+        """Return the lists a worker blocks on: its inbox, then what rings when its queues get work."""
+        bells = [keys.URGENT_BELL.of(self._prefix, queue=queue) for queue in queues]
+        if not urgent_only:
+            bells += [keys.BELL.of(self._prefix, queue=queue) for queue in queues]
+        return [keys.INBOX.of(self._prefix, worker=worker), *bells]
+
+    def wake(self, worker: str) -> None:
+        """Make a worker that blocks on its inbox look again."""
+        inbox = keys.INBOX.of(self._prefix, worker=worker)
+        with translated_errors():
+            self._client.pipeline(transaction=True).rpush(inbox, "wake").pexpire(inbox, 60_000).execute()
+
     def totals(self, queue: str) -> dict[str, int]:
         """Return the queue's counters since it was made: submitted, claimed, lost, stale and one a terminal state."""
         with translated_errors():

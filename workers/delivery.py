@@ -1,0 +1,169 @@
+"""Delivery: tokens to text, text to results, results to the queue; and the leases of what still runs.
+
+Owns every RunningJob from `expect` until it ended. Runs in one thread, the only one of an engine worker that waits for
+Redis while the engine steps. A store that is away is asked again; nothing is dropped meanwhile.
+"""
+
+import queue
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from engine.plan import StepOutput
+from ops.logs import Event as LogEvent
+from queueing.errors import FailureCode, StoreUnavailable
+from queueing.job import JobResult, JobState, Lease, Outcome
+from queueing.queue import JobQueue
+from workers.observer import EngineObserver
+from workers.running import RunningJob
+from workers.serving import Event, Late, Refused, Stepped
+
+_RETRY_S = 0.5
+_MAX_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A job this worker is done with. `state` is None when somebody else ended it or holds it now."""
+
+    tag: str
+    state: JobState | None
+    code: FailureCode | None
+
+
+class Delivery:
+    """Ends jobs. `expect`, `refuse` and `lose` may be called from any thread, `turn` from one only."""
+
+    def __init__(
+        self,
+        jobs: JobQueue,
+        events: "queue.SimpleQueue[Event]",
+        observer: EngineObserver,
+        *,
+        abort: Callable[[str], None],
+        on_finished: Callable[[Lease], object],
+    ) -> None:
+        """Take how to drop a sequence from the engine, and how to stop holding a lease."""
+        self._jobs = jobs
+        self._events = events
+        self._observer = observer
+        self._abort = abort
+        self._on_finished = on_finished
+        self._on_ended: Callable[[Sequence[Ended]], None] = lambda ended: None
+        self._running: dict[str, RunningJob] = {}
+        self._pending: list[Outcome] = []
+        self._lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._retry_at = 0.0
+        self._log = structlog.stdlib.get_logger(__name__)
+
+    def on_ended(self, callback: Callable[[Sequence[Ended]], None]) -> None:
+        """Name who is told which jobs have ended; called by the delivery thread."""
+        self._on_ended = callback
+
+    def expect(self, job: RunningJob) -> None:
+        """Take a job over before its first token can come."""
+        self._running[job.tag] = job
+        self._observer.claimed(job)
+
+    def refuse(self, lease: Lease, result: JobResult) -> None:
+        """End a job that never came as far as the engine."""
+        self._pending.append(Outcome(lease, result))
+
+    def lose(self, tag: str) -> None:
+        """Drop a job that was ended by others or is somebody else's now."""
+        self._lost.put(tag)
+
+    def turn(self, wait_s: float = 0.1) -> None:
+        """Wait for events, apply them all, and write the results that are ready."""
+        try:
+            self._apply(self._events.get(timeout=wait_s))
+        except queue.Empty:
+            pass
+        while not self._events.empty():
+            self._apply(self._events.get())
+        while not self._lost.empty():
+            self._drop(self._lost.get())
+        self._flush()
+
+    def _apply(self, event: Event) -> None:
+        match event:
+            case Stepped(output):
+                self._take_step(output)
+            case Refused(tag, reason):
+                self._end(tag, JobState.FAILED, FailureCode.CONTEXT_LENGTH_EXCEEDED, reason)
+            case Late(tag):
+                self._end(
+                    tag,
+                    JobState.EXPIRED,
+                    FailureCode.DEADLINE_EXCEEDED,
+                    "the deadline passed while the job was running",
+                )
+
+    def _take_step(self, output: StepOutput) -> None:
+        self._observer.step(output)
+        for token in output.tokens:
+            job = self._running.get(token.sequence_id)
+            if job is not None and job.take(token.token_id):
+                self._abort(job.tag)
+                self._complete(job, job.stopped())
+        for completion in output.finished:
+            job = self._running.get(completion.sequence_id)
+            if job is not None:
+                job.num_cached = completion.num_cached_tokens
+                reason, num_tokens = completion.finish_reason, completion.num_output_tokens
+                self._complete(job, job.completed(reason, num_tokens))
+
+    def _complete(self, job: RunningJob, result: JobResult) -> None:
+        del self._running[job.tag]
+        self._pending.append(Outcome(job.claim.lease, result))
+        self._observer.generated(job, result)
+
+    def _end(self, tag: str, state: JobState, code: FailureCode, message: str) -> None:
+        job = self._running.pop(tag, None)
+        if job is not None:
+            result = job.failed(state, code, message)
+            self._observer.generated(job, result)
+            if state is JobState.EXPIRED:
+                self._observer.missed(job)
+            self._pending.append(Outcome(job.claim.lease, result, stage=job.clock.stage()))
+
+    def _drop(self, tag: str) -> None:
+        self._abort(tag)
+        if self._running.pop(tag, None) is not None:
+            self._on_ended([Ended(tag, None, None)])
+
+    def _flush(self) -> None:
+        while self._pending and time.monotonic() >= self._retry_at:
+            outcomes = self._pending[:_MAX_BATCH]
+            try:
+                states = self._jobs.finish_many(outcomes)
+            except StoreUnavailable as error:
+                self._retry_at = time.monotonic() + _RETRY_S
+                self._log.warning(
+                    LogEvent.STORE_LOST, reason=error.kind, num_results=len(self._pending)
+                )
+                return
+            del self._pending[: len(outcomes)]
+            self._report(outcomes, states)
+
+    def _report(self, outcomes: Sequence[Outcome], states: Sequence[JobState | None]) -> None:
+        ended = []
+        for outcome, state in zip(outcomes, states, strict=True):
+            lease, result = outcome.lease, outcome.result
+            error = result.error
+            self._on_finished(lease)
+            ended.append(Ended(lease.tag, state, error.code if error else None))
+            if state is None:
+                self._observer.refused()
+            self._log.info(
+                LogEvent.JOB_FINISHED if state else LogEvent.RESULT_REFUSED,
+                job_id=lease.job_id,
+                fence=lease.fence,
+                outcome=(state or result.state).value,
+                num_prompt_tokens=result.usage.prompt_tokens,
+                num_completion_tokens=result.usage.completion_tokens,
+                **result.stages,
+            )
+        self._on_ended(ended)

@@ -1,0 +1,98 @@
+"""Intake: how many jobs a worker claims now, and which claims it holds.
+
+Owns the leases of one process: a claim is held from the moment it is accepted until it is finished, handed back or lost.
+Must not know the engine or Celery. Every method is safe from any thread.
+"""
+
+import threading
+from collections.abc import Callable
+
+from queueing.errors import FailureCode, StaleLease
+from queueing.job import Claim, JobResult, JobState, Lease, Outcome, Priority
+from queueing.queue import JobQueue
+from queueing.transport import Room
+
+
+class Intake:
+    """The claims of one worker. `slots` bounds them; `urgent_slots` more are taken for realtime jobs only."""
+
+    def __init__(self, queue: JobQueue, worker: str, *, slots: int, urgent_slots: int = 0) -> None:
+        self.queue = queue
+        self.worker = worker
+        self._slots = slots
+        self._urgent_slots = urgent_slots
+        self._lock = threading.Lock()
+        self._claims: dict[str, Claim] = {}
+        self._is_closed = False
+        self._on_cancel: Callable[[Lease], None] = lambda lease: None
+
+    def __json__(self) -> str:
+        """Be printable where Celery shows the connection's options (`inspect stats`)."""
+        return self.worker
+
+    def on_cancel(self, callback: Callable[[Lease], None]) -> None:
+        """Name what stops the work on a cancelled job; called by the consuming thread."""
+        self._on_cancel = callback
+
+    def close(self) -> None:
+        """Claim nothing more."""
+        self._is_closed = True
+
+    def room(self) -> Room:
+        """Say how much to claim: the free slots, or the urgent ones when there are none."""
+        if self._is_closed:
+            return Room(limit=0)
+        with self._lock:
+            num_held = len(self._claims)
+        if num_held < self._slots:
+            return Room(limit=self._slots - num_held)
+        return Room(
+            limit=max(0, self._slots + self._urgent_slots - num_held), at_least=Priority.REALTIME
+        )
+
+    def accept(self, claim: Claim) -> None:
+        """Hold a claim."""
+        with self._lock:
+            self._claims[claim.lease.tag] = claim
+
+    def held(self, tag: str) -> Claim | None:
+        """Return a claim that is held; None for one that was finished, handed back or lost."""
+        with self._lock:
+            return self._claims.get(tag)
+
+    def leases(self) -> list[Lease]:
+        """Return the leases that are held now."""
+        with self._lock:
+            return [claim.lease for claim in self._claims.values()]
+
+    def forget(self, lease: Lease) -> bool:
+        """Hold a claim no longer: it was finished or lost. False when it was not held."""
+        with self._lock:
+            return self._claims.pop(lease.tag, None) is not None
+
+    def release(self, lease: Lease, *, delay_s: float = 0.0) -> None:
+        """Hand a job back without a loss, if it is still held."""
+        if self.forget(lease):
+            self.queue.release(lease, delay_s=delay_s)
+
+    def settle(self, lease: Lease, *, requeue: bool) -> None:
+        """End what Celery dropped before it ran: hand it back, or cancel it because it was revoked.
+
+        A job that was finished is no longer held, and nothing is left to do.
+        """
+        if requeue:
+            self.release(lease)
+        elif self.forget(lease):
+            result = JobResult.failure(
+                JobState.CANCELLED, FailureCode.CANCELLED, "the task was revoked"
+            )
+            try:
+                self.queue.finish(Outcome(lease, result))
+            except StaleLease:
+                return  # it ended or moved on by itself
+
+    def cancel(self, job_id: str) -> None:
+        """Stop the work on a job that was cancelled in the queue."""
+        for lease in self.leases():
+            if lease.job_id == job_id:
+                self._on_cancel(lease)

@@ -1,0 +1,38 @@
+"""Janitor: takes back, expires and makes ready what no worker's claim has looked at. Safe to run anywhere, any often.
+
+It runs as a job of its own queue that is always there and always due again a little later. Celery beat only makes sure
+of that, and sweeps itself in case no CPU worker lives.
+"""
+
+from collections.abc import Callable, Sequence
+
+from queueing.job import JANITOR_ID, JANITOR_QUEUE, Job, Lease
+from queueing.queue import JobQueue
+
+SWEEP_EVERY_S = 5.0
+
+
+class Janitor:
+    """Sweeps all queues, and whatever else has to be swept."""
+
+    def __init__(self, queue: JobQueue, also: Sequence[Callable[[], object]] = ()) -> None:
+        self._queue = queue
+        self._also = also
+
+    def ensure(self) -> None:
+        """Make sure that the janitor's job exists."""
+        self._queue.enqueue(Job(JANITOR_ID, JANITOR_QUEUE, "{}", max_losses=0))
+
+    def run(self, lease: Lease) -> None:
+        """Sweep once as a leased job, and be due again."""
+        self.sweep()
+        self._queue.release(lease, delay_s=SWEEP_EVERY_S)
+
+    def sweep(self) -> int:
+        """Sweep once; return how many jobs were moved."""
+        num_moved = 0
+        for queue in self._queue.queues():
+            num_moved += self._queue.reap(queue) + self._queue.expire(queue)
+        for sweep in self._also:
+            sweep()
+        return num_moved
