@@ -44,6 +44,11 @@ def generate_queue(model: str) -> str:
     return _GENERATE + model
 
 
+def model_of_queue(queue: str) -> str:
+    """Name of the model whose prompt jobs a queue holds."""
+    return queue.removeprefix(_GENERATE)
+
+
 _GENERATE = "generate."
 _TASKS = {
     WEBHOOK_QUEUE: "promptmill.deliver",
