@@ -1,0 +1,113 @@
+"""The API's composition root: settings in, a Flask application out.
+
+The only file of the API that reads settings and constructs its parts. Nothing is connected and no
+thread begins before the first request needs it.
+"""
+
+from dataclasses import dataclass
+
+import redis
+from flask import Flask
+
+from api.auth import OneKey, guard
+from api.drain import Drain
+from api.errors import register_error_handlers
+from api.health import OPEN_ENDPOINTS, StoreProbe, health_blueprint
+from api.jobs import JobRoutes
+from api.models import load_model_card, models_blueprint
+from api.queue_metrics import QueueScrape, QueueTotals
+from api.requests import ObjectId, observe_requests
+from api.submission import Submission
+from api.waiters import Waiters
+from ops.metrics import HttpMetrics, JobMetrics, QueueMetrics, StoreMetrics, new_registry
+from ops.settings import Settings
+from queueing import keys
+from queueing.queue import JobQueue, QueueLimits
+from queueing.served_model import ServedModels
+from queueing.store import connect
+from queueing.webhook_url import UrlPolicy
+
+# A call that fails is repeated once; both together stay under the second within which a client is
+# told that the store is away.
+_STORE_TIMEOUT_S = 0.45
+
+
+class ApiKeyMissingError(ValueError):
+    """No API key is set: the API does not serve the world by mistake."""
+
+    def __init__(self) -> None:
+        super().__init__("set PROMPTMILL_API_KEY or PROMPTMILL_API_KEY_FILE")
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """An application and what ends with its process."""
+
+    app: Flask
+    drain: Drain
+    waiters: Waiters
+    client: "redis.Redis"
+
+    def begin_draining(self) -> None:
+        """Refuse new work and let whoever waits have his answer now."""
+        self.drain.begin()
+        self.waiters.close()
+
+    def close(self) -> None:
+        """Drain, and give back threads and connections."""
+        self.begin_draining()
+        self.waiters.join()
+        self.client.close()
+
+
+def create_app(settings: Settings) -> Flask:
+    """Return the application alone, for a server that ends with its process."""
+    return create_api(settings).app
+
+
+def create_api(settings: Settings) -> Api:
+    """Compose an API; raises ApiKeyMissingError and ModelFolderError."""
+    api_key = settings.resolved_api_key()
+    if not api_key:
+        raise ApiKeyMissingError
+    registry = new_registry()
+    http, jobs, store = HttpMetrics(registry), JobMetrics(registry), StoreMetrics(registry)
+    client = connect(
+        settings.redis_url, connect_timeout_s=_STORE_TIMEOUT_S, timeout_s=_STORE_TIMEOUT_S
+    )
+    queue = JobQueue(client, QueueLimits(**settings.queue_limits()), prefix=settings.key_prefix)
+    cards = [load_model_card(folder, settings.default_max_tokens) for folder in settings.models]
+    models = ServedModels(card.served for card in cards)
+    drain = Drain()
+    waiters = Waiters(client, keys.ENDED.of(settings.key_prefix), settings.api_max_waiters)
+    submission = Submission(queue, _url_policy(settings), drain, http, jobs)
+    scrape = QueueScrape(queue, models.names, QueueMetrics(registry), store)
+    QueueTotals(queue, models.names, registry)
+
+    app = _new_flask(settings)
+    observe_requests(app, http)
+    guard(app, OneKey(api_key, http), OPEN_ENDPOINTS)
+    register_error_handlers(app, store)
+    probe = StoreProbe(client, settings.key_prefix)
+    app.register_blueprint(health_blueprint(probe, drain, registry, [scrape.refresh]))
+    app.register_blueprint(models_blueprint(cards))
+    routes = JobRoutes(queue, submission, models, waiters, settings.max_wait_s)
+    app.register_blueprint(routes.blueprint())
+    return Api(app, drain, waiters, client)
+
+
+def _new_flask(settings: Settings) -> Flask:
+    app = Flask("promptmill", static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
+    # Every spelling of an address but the right one is a 404: no redirects, which lose bodies.
+    app.url_map.merge_slashes = False
+    app.url_map.converters["id"] = ObjectId
+    app.json.ensure_ascii = True  # type: ignore[attr-defined]  # the default provider has it
+    app.json.sort_keys = False  # type: ignore[attr-defined]  # the default provider has it
+    return app
+
+
+def _url_policy(settings: Settings) -> UrlPolicy:
+    return UrlPolicy.of(
+        allow_http=settings.webhook_allow_http, allow_networks=settings.webhook_allow_networks
+    )

@@ -1,0 +1,91 @@
+"""The API's server process: gunicorn with one worker process of many threads, and how it ends.
+
+SIGTERM: /readyz says draining, submits are refused, waiters get their answers, and for a moment the
+port stays open so that a load balancer sees it; then gunicorn stops accepting and lets requests in
+flight finish.
+
+Must not be imported where there is no POSIX: gunicorn forks.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from threading import Timer
+from types import FrameType
+from typing import Any
+
+from flask import Flask
+from gunicorn.app.base import BaseApplication  # type: ignore[import-untyped]
+from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
+
+from api.app import Api, create_api
+from ops.logs import configure_logging, logging_config
+from ops.settings import Settings
+
+_SERVICE = "api"
+_NOTICE_S = 1.0
+_KEEPALIVE_S = 30
+# A key far too long is answered like any wrong key, so it must fit into a header.
+_HEADER_BYTES = 16_384
+
+
+def serve(settings: Settings) -> None:
+    """Serve until told to end; returns by SystemExit, as gunicorn does."""
+    Server(settings).run()
+
+
+class Server(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
+    """gunicorn, configured by settings alone: no file, environment or command line of its own."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        super().__init__()
+
+    def load_config(self) -> None:
+        """Set what differs from gunicorn's defaults."""
+        settings = self._settings
+        for name, value in {
+            "bind": f"{settings.api_host}:{settings.api_port}",
+            "workers": 1,
+            "worker_class": DrainingWorker,
+            "threads": settings.api_threads,
+            "graceful_timeout": round(settings.grace_s + _NOTICE_S),
+            "keepalive": _KEEPALIVE_S,
+            "limit_request_field_size": _HEADER_BYTES,
+            "control_socket_disable": True,
+            "logconfig_dict": logging_config(_SERVICE, settings.log_level),
+        }.items():
+            self.cfg.set(name, value)
+
+    def load(self) -> Callable[..., Any]:  # a WSGI application
+        """Compose the API; called in the worker process, where its threads will live."""
+        configure_logging(_SERVICE, self._settings.log_level)
+        api = create_api(self._settings)
+        return DrainableApp(api)
+
+
+class DrainableApp:
+    """The WSGI application with a handle for the worker that has to end it."""
+
+    def __init__(self, api: Api) -> None:
+        self._app: Flask = api.app
+        self.begin_draining = api.begin_draining
+
+    def __call__(self, *args: Any) -> Any:  # WSGI's own signature
+        return self._app(*args)
+
+
+class DrainingWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
+    """gunicorn's threaded worker, which announces its end before it stops accepting."""
+
+    def handle_exit(self, signal_number: int, frame: FrameType | None) -> None:
+        """Take SIGTERM: drain now, stop accepting after the notice."""
+        # A signal handler may have interrupted the holder of any lock, so it only leaves word for
+        # the main loop.
+        self.method_queue.defer(self._drain, signal_number, frame)
+
+    def _drain(self, signal_number: int, frame: FrameType | None) -> None:
+        self.wsgi.begin_draining()
+        stop = partial(self.method_queue.defer, super().handle_exit, signal_number, frame)
+        notice = Timer(_NOTICE_S, stop)
+        notice.daemon = True
+        notice.start()

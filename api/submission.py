@@ -1,0 +1,109 @@
+"""Submission: the one way from an accepted request into the queue, for every surface of the API.
+
+Owns what a submit leaves behind besides the job: counters and a log line. A request that raises has
+left nothing; one that returns is in the store. Knows no route's body and no HTTP.
+"""
+
+import json
+from dataclasses import dataclass
+
+import structlog
+
+from api.auth import Tenant
+from api.drain import Drain, DrainingError
+from ops.logs import Event
+from ops.metrics import HttpMetrics, JobMetrics
+from queueing.errors import QueueFull, StoreUnavailable
+from queueing.job import Enqueued, Idempotency, Job, Priority, generate_queue, new_id
+from queueing.queue import JobQueue
+from queueing.served_model import SizedRequest
+from queueing.webhook_url import UrlPolicy, check_webhook_url
+from queueing.wire import encode_request
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """What a request asks for around its prompt. `endpoint` names the surface in the metrics.
+
+    `validate_ms` is what reading and checking the request took.
+    """
+
+    endpoint: str
+    priority: Priority
+    deadline_s: float | None = None
+    webhook_url: str | None = None
+    metadata: dict[str, str] | None = None
+    idempotency: Idempotency | None = None
+    validate_ms: float = 0.0
+
+
+class Submission:
+    """Puts jobs into the queue. Thread-safe."""
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        url_policy: UrlPolicy,
+        drain: Drain,
+        http: HttpMetrics,
+        jobs: JobMetrics,
+    ) -> None:
+        self._queue = queue
+        self._url_policy = url_policy
+        self._drain = drain
+        self._http = http
+        self._jobs = jobs
+
+    def submit(self, tenant: Tenant, sized: SizedRequest, options: JobOptions) -> Enqueued:
+        """Return the job that stands for a request: a new one, or that of an equal earlier request.
+
+        Raises RequestError, QueueFull, StoreUnavailable and DrainingError.
+        """
+        if options.webhook_url is not None:
+            check_webhook_url(options.webhook_url, self._url_policy)
+        job = _job_of(tenant, sized, options)
+        try:
+            self._drain.refuse_new_work()
+            enqueued = self._queue.enqueue(job, options.idempotency)
+        except (QueueFull, StoreUnavailable, DrainingError) as error:
+            self._count_rejection(error, options.priority)
+            raise
+        structlog.contextvars.bind_contextvars(job_id=enqueued.job_id)
+        # A lost reply makes the client repeat the script, which then finds its own job.
+        if enqueued.created or enqueued.job_id == job.id:
+            self._count_acceptance(sized.request.model, options)
+        return enqueued
+
+    def _count_acceptance(self, model: str, options: JobOptions) -> None:
+        labels = {"priority": options.priority.value, "endpoint": options.endpoint}
+        self._jobs.submitted.labels(model=model, **labels).inc()
+        log.info(Event.JOB_ACCEPTED, model=model, **labels)
+
+    def _count_rejection(
+        self, error: QueueFull | StoreUnavailable | DrainingError, priority: Priority
+    ) -> None:
+        match error:
+            case QueueFull():
+                reason = "queue_full"
+            case StoreUnavailable():
+                reason = "store_unavailable"
+            case _:
+                reason = "draining"
+        self._http.admission_rejections.labels(reason=reason, priority=priority.value).inc()
+
+
+def _job_of(tenant: Tenant, sized: SizedRequest, options: JobOptions) -> Job:
+    return Job(
+        id=new_id("job_"),
+        queue=generate_queue(sized.request.model),
+        request=encode_request(sized.request),
+        tenant=tenant.name,
+        priority=options.priority,
+        cost=sized.cost,
+        deadline_s=options.deadline_s,
+        webhook_url=options.webhook_url,
+        metadata=None if options.metadata is None else json.dumps(options.metadata),
+        validate_ms=options.validate_ms,
+    )
