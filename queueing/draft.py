@@ -1,15 +1,15 @@
-"""Draft: a file while it is being written. Owns temporary files and what makes bytes survive a crash; knows no Redis.
+"""Draft: a file while it is being written. Owns temporary files; knows no Redis.
 
-A draft is a temporary file until it is placed: then it has its name, whole and on disk, in one step. Whatever ends
-the process before leaves a temporary file that nobody reads and the sweep removes. The disk being full raises
-StorageFull and leaves nothing.
+A draft is a temporary file until it is placed: then it has its name, whole and on disk, in one
+step. Whatever ends the process before leaves a temporary file that nobody reads and that the sweep
+removes. A full disk raises StorageFull and leaves nothing.
 """
 
 import errno
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from queueing.errors import FailureCode, RequestError, StorageFull
@@ -67,13 +67,10 @@ class Draft:
 
     def discard(self) -> None:
         """Remove what was not placed; do nothing after place."""
-        try:
+        # A full disk refuses the buffered rest once more; the file goes anyway.
+        with suppress(OSError):
             self._stream.close()
-        except OSError:
-            # A full disk refuses the buffered rest once more; the file goes anyway.
-            pass
-        finally:
-            self._path.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
 
 
 @contextmanager

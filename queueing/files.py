@@ -1,8 +1,9 @@
-"""FileStore: uploaded and produced files. Bytes on the data disk, everything else in Redis; knows nothing of HTTP.
+"""FileStore: uploaded and produced files. Bytes on the data disk, everything else in Redis.
 
-Bytes come first and are whole on disk before their record is made; a record goes before its bytes do. So a file that
-is known can be read, and a crash between the two leaves bytes that nobody knows, which the sweep removes. Names that
-users give are metadata: on disk a file is called by the random part of its id.
+Bytes come first and are whole on disk before their record is made; a record goes before its bytes
+do. So a file that is known can be read, and a crash between the two leaves bytes that nobody knows,
+which the sweep removes. Names that users give are metadata: on disk a file is called by the random
+part of its id. Knows nothing of HTTP.
 """
 
 import json
@@ -37,7 +38,7 @@ class FilePurpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileLabel:
-    """What is said of a file when it is made. `note` is what a first look found wrong with its content."""
+    """What is said of a file when it is made. `note` says what a first look found wrong with it."""
 
     filename: str
     purpose: FilePurpose
@@ -70,7 +71,7 @@ class PlacedFile:
 
 
 class FileStore:
-    """The files of one installation. Thread-safe: it holds nothing but the client, the folder and limits."""
+    """The files of one installation. Thread-safe: it holds nothing but the client and limits."""
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class FileStore:
         return stored
 
     def get(self, file_id: str, tenant: str) -> StoredFile | None:
-        """Return what is known of a file; None for an unknown id, another tenant's, and one that has expired."""
+        """Return what is known of a file; None for an unknown id, another's, and an expired one."""
         (stored,) = self._fetch([file_id])
         return stored if stored is not None and stored.tenant == tenant else None
 
@@ -145,9 +146,7 @@ class FileStore:
             files = self._fetch(ids)
             return [file if file and purpose in (None, file.purpose) else None for file in files]
 
-        return read_page(
-            self._client, keys.FILES.of(self._prefix, tenant=tenant), query, fetch
-        )
+        return read_page(self._client, keys.FILES.of(self._prefix, tenant=tenant), query, fetch)
 
     def delete(self, file_id: str, tenant: str) -> bool:
         """Forget a file and remove its bytes. False when there is no such file.
@@ -168,11 +167,11 @@ class FileStore:
         return self._path(file_id).open("rb")
 
     def delete_expired(self, limit: int) -> int:
-        """Delete files whose lifetime is over, `limit` at most; return how many. Those in use stay until a later call."""
+        """Delete up to `limit` files whose lifetime is over; return how many. One in use stays."""
         now_ms = self.now_ms()
         expiry = keys.FILE_EXPIRY.of(self._prefix)
         with translated_errors():
-            ids = self._client.zrangebyscore(expiry, "-inf", now_ms, start=0, num=limit)
+            ids: Any = self._client.zrangebyscore(expiry, "-inf", now_ms, start=0, num=limit)
         num_deleted = 0
         for file_id in ids:
             outcome = self._delete(*self._head(), file_id, "", "1")
@@ -221,7 +220,9 @@ class FileStore:
                 pipeline.hgetall(keys.FILE.of(self._prefix, id=file_id))
             (seconds, _), *records = pipeline.execute()
         now_s = self._clock.now_ms() / 1000 if self._clock else float(seconds)
-        return [_stored(file_id, fields, now_s) for file_id, fields in zip(ids, records, strict=True)]
+        return [
+            _stored(file_id, fields, now_s) for file_id, fields in zip(ids, records, strict=True)
+        ]
 
 
 def record_of(placed: PlacedFile, label: FileLabel) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""Page: a stretch of a tenant's index (zset id -> created_ms), read by cursor. Knows nothing of what the ids stand for.
+"""Page: a stretch of a tenant's index (zset id -> created_ms), read by cursor.
 
-The cursor is the last id of the page before, so that entries made meanwhile neither repeat nor skip one.
+The cursor is the last id of the page before, so that entries made meanwhile neither repeat nor skip
+one. Knows nothing of what the ids stand for.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import redis
 
@@ -40,7 +41,7 @@ def read_page(
     query: PageQuery,
     fetch: Callable[[Sequence[str]], list[Item | None]],
 ) -> Page[Item]:
-    """Return one page; `fetch` turns ids into entries and says None for those that are not to be shown.
+    """Return one page; `fetch` turns ids into entries, and into None what is not to be shown.
 
     Raises RequestError when the cursor is not in the index.
     """
@@ -48,7 +49,8 @@ def read_page(
     start = _start_of(client, index, query)
     while True:
         with translated_errors():
-            ids = client.zrange(index, start, start + _READ_AT_ONCE - 1, desc=not query.ascending)
+            end = start + _READ_AT_ONCE - 1
+            ids: Any = client.zrange(index, start, end, desc=not query.ascending)
         items += [item for item in fetch(ids) if item is not None]
         if len(items) > query.limit:
             return Page(items[: query.limit], has_more=True)
@@ -61,10 +63,8 @@ def _start_of(client: "redis.Redis", index: str, query: PageQuery) -> int:
     if query.after is None:
         return 0
     with translated_errors():
-        if query.ascending:
-            rank = client.zrank(index, query.after)
-        else:
-            rank = client.zrevrank(index, query.after)
+        rank_of = client.zrank if query.ascending else client.zrevrank
+        rank: Any = rank_of(index, query.after)
     if rank is None:
         raise RequestError(FailureCode.NOT_FOUND, "no such object", "after")
     return int(rank) + 1

@@ -1,0 +1,161 @@
+"""The lines of a batch's output and error files, and where they are collected before.
+
+Owns the wire format of a line and the segments: small files, each written once by one tick under a
+name that carries the tick's fence, which exist for the batch only once its progress names them. So
+a tick that died or was taken over leaves nothing but files that nobody reads. Knows no Redis.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from queueing.draft import Draft, sync_folder, translated_disk_errors
+from queueing.errors import FailureCode
+from queueing.job import JobError, JobResult, JobState, Usage
+from queueing.openai_chat import chat_completion
+
+_STATUS_OF_CODE = {
+    FailureCode.MODEL_NOT_FOUND: 404,
+    FailureCode.ENGINE_ERROR: 500,
+    FailureCode.OUT_OF_MEMORY: 500,
+    FailureCode.WORKER_LOST: 500,
+    FailureCode.RESULT_EXPIRED: 500,
+}
+
+
+class LineKind(StrEnum):
+    """Which of the two files a line belongs to; ends the names of segments."""
+
+    OUTPUT = "output"
+    ERROR = "error"
+
+
+class NotRun(StrEnum):
+    """Why a line never got a response; on the wire."""
+
+    EXPIRED = "batch_expired"
+    CANCELLED = "batch_cancelled"
+
+
+_NOT_RUN_MESSAGES = {
+    NotRun.EXPIRED: "the batch's completion window was over before this line ran",
+    NotRun.CANCELLED: "the batch was cancelled before this line ran",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLine:
+    """One finished line: its file, its JSON, and the tokens it took."""
+
+    kind: LineKind
+    payload: dict[str, Any]  # JSON in OpenAI's shape
+    usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(frozen=True, slots=True)
+class LineId:
+    """Which line an output line answers: the id of its job and the user's own."""
+
+    job_id: str
+    custom_id: str
+
+
+def line_of_result(line_id: LineId, result: JobResult, created_s: int) -> OutputLine:
+    """Return the line of a job that ended; a job nobody ran counts as not run because cancelled."""
+    if result.state is JobState.COMPLETED:
+        body = chat_completion(line_id.job_id, result.model, result, created_s)
+        return OutputLine(LineKind.OUTPUT, _answered(line_id, 200, body), result.usage)
+    if result.state is JobState.CANCELLED:
+        return line_not_run(line_id, NotRun.CANCELLED)
+    if result.state is JobState.EXPIRED:
+        return line_not_run(line_id, NotRun.EXPIRED)
+    assert result.error is not None, "a job that did not complete says why"
+    return line_of_error(line_id, result.error)
+
+
+def line_of_error(line_id: LineId, error: JobError) -> OutputLine:
+    """Return the line of a request that was refused or failed."""
+    status = _STATUS_OF_CODE.get(error.code, 400)
+    body = {
+        "error": {
+            "message": error.message,
+            "type": "invalid_request_error" if status < 500 else "server_error",
+            "param": error.param,
+            "code": error.code.value,
+        }
+    }
+    return OutputLine(LineKind.ERROR, _answered(line_id, status, body))
+
+
+def line_not_run(line_id: LineId, reason: NotRun) -> OutputLine:
+    """Return the line of a request that nobody ran."""
+    error = {"code": reason.value, "message": _NOT_RUN_MESSAGES[reason]}
+    return OutputLine(LineKind.ERROR, _line(line_id, None, error))
+
+
+class SegmentFolder:
+    """Where one batch's segments are."""
+
+    def __init__(self, data_dir: Path, batch_id: str) -> None:
+        self._folder = data_dir / "batches" / batch_id
+
+    def write(self, name: str, lines: Iterable[OutputLine]) -> None:
+        """Write one segment, whole and on disk when this returns; raises StorageFull."""
+        with translated_disk_errors():
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with (self._folder / name).open("wb") as stream:
+                for line in lines:
+                    stream.write(json.dumps(line.payload, separators=(",", ":")).encode() + b"\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+            sync_folder(self._folder)
+
+    def join(self, names: Iterable[str], draft: Draft) -> int:
+        """Append segments to a draft; return how many lines they hold."""
+        num_lines = 0
+        for name in names:
+            with (self._folder / name).open("rb") as stream:
+                while part := stream.read(1 << 20):
+                    num_lines += part.count(b"\n")
+                    draft.write(part)
+        return num_lines
+
+    def remove(self) -> None:
+        """Remove all of it; the batch has ended."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def segment_name(fence: int, number: int, kind: LineKind) -> str:
+    """Name the `number`th segment of the tick with this fence."""
+    return f"{fence}-{number}.{kind.value}"
+
+
+def kind_of_segment(name: str) -> LineKind:
+    """Return which file a segment is a piece of."""
+    return LineKind(name.rpartition(".")[2])
+
+
+def _answered(line_id: LineId, status: int, body: dict[str, Any]) -> dict[str, Any]:
+    request_id = "req_" + _random_part(line_id.job_id)
+    response = {"status_code": status, "request_id": request_id, "body": body}
+    return _line(line_id, response, None)
+
+
+def _line(
+    line_id: LineId, response: dict[str, Any] | None, error: dict[str, str] | None
+) -> dict[str, Any]:
+    return {
+        "id": "batch_req_" + _random_part(line_id.job_id),
+        "custom_id": line_id.custom_id,
+        "response": response,
+        "error": error,
+    }
+
+
+def _random_part(job_id: str) -> str:
+    return job_id.rpartition("_")[2]

@@ -1,0 +1,204 @@
+"""A batch's whole surroundings on a real server: a user who uploads, a ticker, an engine worker.
+
+The engine's worker is a pure function of the prompt and counts how often each prompt was run. Time
+stands still until `settle` finds nothing to do.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from queueing import wire
+from queueing.batch import Batch, NewBatch
+from queueing.batch_store import BatchStore
+from queueing.clock import ManualClock
+from queueing.errors import FailureCode, StaleLease
+from queueing.files import FileLabel, FilePurpose, FileStore
+from queueing.job import (
+    BATCH_QUEUE,
+    DEFAULT_TENANT,
+    Choice,
+    Claim,
+    JobResult,
+    JobState,
+    Lease,
+    Outcome,
+    Usage,
+    generate_queue,
+    new_id,
+)
+from queueing.openai_chat import parse_chat_body, size_chat
+from queueing.queue import JobQueue, QueueLimits
+from queueing.served_model import ServedModel, ServedModels, SizedRequest
+from workers.batches import BatchTicker, TickLimits
+
+ENDPOINT = "/v1/chat/completions"
+MODEL = "tiny"
+CONTEXT = 64
+
+
+class WordEncoder:
+    """One token a word."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(range(len(text.split())))
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        return self.encode(" ".join(message["content"] for message in messages))
+
+
+def read_body(body: dict[str, Any]) -> SizedRequest:
+    model = ServedModel(MODEL, CONTEXT, default_max_tokens=16, encoder=WordEncoder())
+    return size_chat(parse_chat_body(body), ServedModels([model]))
+
+
+def a_line(custom_id: str, prompt: str | None = None, **body: Any) -> dict[str, Any]:
+    """Return a good line; `body` replaces fields of its body."""
+    messages = [{"role": "user", "content": prompt or f"say {custom_id}"}]
+    return {
+        "custom_id": custom_id,
+        "method": "POST",
+        "url": ENDPOINT,
+        "body": {"model": MODEL, "messages": messages} | body,
+    }
+
+
+def as_jsonl(lines: Iterable[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+class BatchBench:
+    """Everything a batch needs, with `client` for the parts that are not under test."""
+
+    def __init__(
+        self, client: "redis.Redis", data_dir: Path, limits: QueueLimits | None = None
+    ) -> None:
+        self.client = client
+        self.data_dir = data_dir
+        self.clock = ManualClock()
+        self.limits = limits or QueueLimits()
+        self.queue = JobQueue(client, self.limits, clock=self.clock)
+        self.batches = BatchStore(client, self.limits, clock=self.clock)
+        self.files = FileStore(client, data_dir, self.limits, clock=self.clock)
+        self.ticker = self.make_ticker(client)
+        self.num_runs: Counter[str] = Counter()
+
+    def make_ticker(self, client: "redis.Redis", limits: TickLimits | None = None) -> BatchTicker:
+        """Return a ticker that speaks to the store through another client."""
+        return BatchTicker(
+            JobQueue(client, self.limits, clock=self.clock),
+            BatchStore(client, self.limits, clock=self.clock),
+            FileStore(client, self.data_dir, self.limits, clock=self.clock),
+            self.data_dir,
+            read_body,
+            limits or TickLimits(chunk_lines=4),
+        )
+
+    def upload(self, content: bytes, purpose: FilePurpose = FilePurpose.BATCH) -> str:
+        with self.files.draft() as draft:
+            draft.write(content)
+            label = FileLabel("lines.jsonl", purpose)
+            return self.files.publish(draft, label, DEFAULT_TENANT).id
+
+    def create(self, content: bytes, *, window: int = 8, window_s: int = 86_400) -> str:
+        """Upload a file and make a batch of it."""
+        return self.batches.create(
+            NewBatch(
+                id=new_id("batch_"),
+                tenant=DEFAULT_TENANT,
+                input_file=self.upload(content),
+                endpoint=ENDPOINT,
+                completion_window="24h",
+                window_s=window_s,
+                window=window,
+            )
+        )
+
+    def claim_tick(self) -> Lease | None:
+        claims = self.queue.claim(BATCH_QUEUE, "cpu", 1)
+        return claims[0].lease if claims else None
+
+    def tick(self) -> bool:
+        """Run one tick that is due; False when none is."""
+        lease = self.claim_tick()
+        if lease is None:
+            return False
+        self.ticker.tick(lease)
+        return True
+
+    def serve(self, limit: int = 4) -> int:
+        """Run some queued prompts; return how many."""
+        claims = self.queue.claim(generate_queue(MODEL), "engine", limit)
+        for claim in claims:
+            self.run(claim)
+        return len(claims)
+
+    def run(self, claim: Claim) -> None:
+        """Answer one prompt; a prompt that says so fails instead."""
+        request = wire.decode_request(claim.request)
+        assert request.messages is not None
+        prompt = request.messages[-1]["content"]
+        self.num_runs[prompt] += 1
+        if prompt.startswith("fail"):
+            result = JobResult.failure(JobState.FAILED, FailureCode.ENGINE_ERROR, "it broke")
+        else:
+            choice = Choice(0, answer_to(prompt), "stop")
+            usage = Usage(prompt_tokens=2, completion_tokens=3)
+            result = JobResult(JobState.COMPLETED, (choice,), usage, model=MODEL)
+        self.queue.finish(Outcome(claim.lease, result))
+
+    def settle(self, batch_id: str) -> Batch:
+        """Let worker and ticker run until the batch has ended."""
+        for _ in range(10_000):
+            batch = self.read(batch_id)
+            if batch.status.is_terminal:
+                return batch
+            if not self.tick() and not self.serve():
+                self.clock.advance(ms=1_000)
+        raise AssertionError(f"the batch did not end: {self.read(batch_id)}")
+
+    def read(self, batch_id: str) -> Batch:
+        batch = self.batches.read(batch_id)
+        assert batch is not None
+        return batch
+
+    def lines(self, file_id: str | None) -> list[dict[str, Any]]:
+        """Return a file's lines; none when there is no file."""
+        if file_id is None:
+            return []
+        assert self.files.get(file_id, DEFAULT_TENANT) is not None, "the file is not known"
+        with self.files.open(file_id) as stream:
+            return [json.loads(line) for line in stream.read().splitlines()]
+
+    def check_conserved(self, batch: Batch, custom_ids: Sequence[str]) -> None:
+        """Each line is in one file, once; the counts agree; nothing is left behind."""
+        output, error = self.lines(batch.output_file), self.lines(batch.error_file)
+        assert sorted(line["custom_id"] for line in output + error) == sorted(custom_ids)
+        assert all(line["response"]["status_code"] == 200 for line in output)
+        for line in output:
+            text = line["response"]["body"]["choices"][0]["message"]["content"]
+            assert text == answer_to(f"say {line['custom_id']}")
+        progress = batch.progress
+        assert (progress.completed, progress.failed) == (len(output), len(error))
+        assert progress.total == len(custom_ids)
+        assert progress.usage.completion_tokens == 3 * len(output)
+        assert list(self.client.scan_iter("{pm}:job:job_*")) == []
+        assert self.client.exists(f"{{pm}}:batch:{batch.id}:live") == 0
+        assert self.client.exists(f"{{pm}}:batch:{batch.id}:ended") == 0
+
+
+def answer_to(prompt: str) -> str:
+    return prompt.upper()
+
+
+def tick_until_stale(ticker: BatchTicker, lease: Lease) -> bool:
+    """Run a tick; True when it was refused because somebody else had taken over."""
+    try:
+        ticker.tick(lease)
+    except StaleLease:
+        return True
+    return False
