@@ -77,8 +77,8 @@ def _rotate(heads: torch.Tensor, positions: torch.Tensor, rope: RopeTable) -> No
     half = cosines.shape[-1]
     first = heads[..., :half].float()
     second = heads[..., half : 2 * half].float()
-    heads[..., :half] = first * cosines - second * sines
-    heads[..., half : 2 * half] = second * cosines + first * sines
+    turned = torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)
+    heads[..., : 2 * half] = turned
 
 
 def _gather(

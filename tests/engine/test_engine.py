@@ -1,0 +1,110 @@
+from dataclasses import replace
+
+import pytest
+
+from engine.config import ComputeType, EngineConfig
+from engine.errors import (
+    CacheLimitError,
+    ContextLimitError,
+    DuplicateSequenceError,
+    EmptyPromptError,
+    TokenIdError,
+)
+from engine.loading import load_engine
+from engine.sequence import SamplingParams, Sequence
+
+
+def a_config(**changes):
+    return replace(
+        EngineConfig(dtype=ComputeType.FLOAT32, num_blocks=16, max_sequences=4), **changes
+    )
+
+
+@pytest.fixture
+def engine(tiny_folder):
+    return load_engine(tiny_folder, a_config())
+
+
+def a_sequence(name="a", prompt_ids=(1, 2, 3), max_tokens=4):
+    return Sequence(name, list(prompt_ids), SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+
+
+@pytest.mark.parametrize(
+    ("sequence", "error", "words"),
+    [
+        (a_sequence(prompt_ids=()), EmptyPromptError, "no tokens"),
+        (a_sequence(prompt_ids=(1, 258)), TokenIdError, "token 258 at index 1"),
+        (a_sequence(prompt_ids=(-1,)), TokenIdError, "token -1 at index 0"),
+        (a_sequence(max_tokens=600), ContextLimitError, "3 prompt tokens and max_tokens 600"),
+        (a_sequence(max_tokens=300), CacheLimitError, "303 tokens exceed"),
+    ],
+)
+def test_what_can_never_run_is_refused_with_the_numbers(engine, sequence, error, words):
+    with pytest.raises(error, match=words):
+        engine.add(sequence)
+
+    assert not engine.has_work
+
+
+def test_an_id_can_only_be_in_the_engine_once(engine):
+    engine.add(a_sequence("a"))
+
+    with pytest.raises(DuplicateSequenceError):
+        engine.add(a_sequence("a"))
+
+
+def test_a_sequence_that_fills_the_context_exactly_runs(tiny_folder, run_all):
+    engine = load_engine(tiny_folder, a_config(max_context=32))
+
+    completion = run_all(engine, [a_sequence(prompt_ids=[5] * 31, max_tokens=1)])["a"]
+
+    assert len(completion.token_ids) == 1
+
+
+def test_a_step_reports_what_it_did(engine):
+    engine.add(a_sequence("a"))
+
+    output = engine.step()
+
+    assert [token.sequence_id for token in output.tokens] == ["a"]
+    assert (output.batch_size, output.num_prompt_tokens, output.num_decode_tokens) == (1, 2, 1)
+    assert output.finished == ()
+    assert output.duration_s > 0
+
+
+def test_tokens_handed_out_one_by_one_are_the_answer(engine):
+    engine.add(a_sequence("a"))
+    outputs = [engine.step() for _ in range(4)]
+
+    streamed = tuple(token.token_id for output in outputs for token in output.tokens)
+
+    assert streamed == outputs[-1].finished[0].token_ids
+
+
+def test_a_step_without_work_does_nothing(engine):
+    output = engine.step()
+
+    assert output.tokens == output.finished == ()
+    assert output.batch_size == 0
+
+
+def test_abort_frees_slot_and_blocks_within_the_step(engine):
+    engine.add(a_sequence("a"))
+    engine.step()
+    before = engine.capacity()
+
+    assert engine.abort("a")
+
+    assert (before.running, before.free_slots, before.free_blocks) == (1, 3, 15)
+    after = engine.capacity()
+    assert (after.running, after.free_slots, after.free_blocks) == (0, 4, 16)
+    assert not engine.abort("a")
+
+
+def test_the_cache_takes_what_the_memory_budget_leaves(tiny_folder):
+    budget = 4 << 20
+    engine = load_engine(tiny_folder, a_config(num_blocks=None, memory_budget_bytes=budget))
+
+    weights_bytes = (tiny_folder / "model.safetensors").stat().st_size
+    block_bytes = 2 * 2 * 2 * 16 * 16 * 4  # K and V, layers, heads, head size, tokens, float32
+    assert engine.limits.num_blocks == (budget - weights_bytes) // block_bytes
