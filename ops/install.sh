@@ -7,7 +7,7 @@ python=${PYTHON:-python3}
 
 # Measured on 2026-11-29 for Linux x86-64 and Python 3.11: what pip downloads, and the installed .venv.
 size_of_cpu="0.3 GB to download, 1.4 GB on disk"
-size_of_cuda="2.9 GB to download, about 7 GB on disk"
+size_of_cuda="2.9 GB to download, 5.2 GB on disk"
 
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     echo "promptmill needs Python 3.11 or later; $python is $("$python" --version 2>&1)." >&2

@@ -1,15 +1,20 @@
 #!/usr/bin/env bash
-# Remake both locks from pyproject.toml: `make lock`. Needs uv and pip in the environment and a package index.
+# Remake the locks from pyproject.toml: `make lock`. Needs uv and pip in the environment and a package index.
 #
 # cuda.lock holds the index's default build of torch and, on Linux, the nvidia packages it asks for. cpu.lock holds
 # torch's CPU build, which pip sees only where it is offered beside the index; it is pinned as what it is, "+cpu" with
 # the hash of the file seen here, because pip prefers a file whose hash it knows and would take the other build.
+# light.lock is the part of cuda.lock that the API, CPU workers, beat and Flower need: no torch.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-options=(--all-extras --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet --upgrade)
-uv pip compile pyproject.toml "${options[@]}" -o ops/locks/cuda.lock
-uv pip compile pyproject.toml "${options[@]}" --config-file ops/locks/cpu.toml -o ops/locks/cpu.lock
+compile() {
+    uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+        --quiet --upgrade "$@"
+}
+compile --all-extras -o ops/locks/cuda.lock
+compile --all-extras --config-file ops/locks/cpu.toml -o ops/locks/cpu.lock
+compile --extra local --constraint ops/locks/cuda.lock -o ops/locks/light.lock
 
 wheels=$(mktemp -d)
 trap 'rm -rf "$wheels"' EXIT
