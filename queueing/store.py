@@ -47,13 +47,19 @@ def translated_errors() -> Iterator[None]:
     except redis.ConnectionError as error:
         raise StoreUnavailable("connection") from error
     except redis.ResponseError as error:
-        kind = _refusal(str(error))
+        kind = _refusal(error)
         if kind is None:
             raise
         raise StoreUnavailable(kind) from error
 
 
-def _refusal(message: str) -> str | None:
+def _refusal(error: redis.ResponseError) -> str | None:
+    # The client makes types of two refusals and takes their names out of the message.
+    if isinstance(error, redis.OutOfMemoryError):
+        return "oom"
+    if isinstance(error, redis.ReadOnlyError):
+        return "readonly"
+    message = str(error)
     for marker, kind in (
         ("OOM", "oom"),
         ("MISCONF", "misconf"),
