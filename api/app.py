@@ -109,5 +109,7 @@ def _new_flask(settings: Settings) -> Flask:
 
 def _url_policy(settings: Settings) -> UrlPolicy:
     return UrlPolicy.of(
-        allow_http=settings.webhook_allow_http, allow_networks=settings.webhook_allow_networks
+        allow_http=settings.webhook_allow_http,
+        allow_networks=settings.webhook_allow_networks,
+        allowed_ports=settings.webhook_allow_ports,
     )

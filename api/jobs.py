@@ -25,7 +25,7 @@ from queueing.served_model import ServedModels
 
 _ENDPOINT = "jobs"
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
-_SECONDS = re.compile(r"\d{1,6}(\.\d{1,3})?")
+_SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
 _LOOK_AGAIN_S = 0.5
 
 

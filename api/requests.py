@@ -19,6 +19,7 @@ from queueing.errors import FailureCode, RequestError
 from queueing.job import new_id
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_CONVERTER = re.compile(r"<[^<>]+:")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _UNKNOWN = "other"
 
@@ -53,7 +54,7 @@ def observe_requests(app: Flask, http: HttpMetrics) -> None:
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers.setdefault("Cache-Control", "no-store")
         duration_s = monotonic() - g.started_s
-        route = request.url_rule.rule if request.url_rule else _UNKNOWN
+        route = _route()
         method = request.method if request.method in _METHODS else _UNKNOWN
         http.requests.labels(route=route, method=method, code=response.status_code).inc()
         http.request_duration_seconds.labels(route=route, method=method).observe(duration_s)
@@ -93,6 +94,13 @@ def read_query(*known: str) -> dict[str, str]:
             message = f"{name} is given twice"
             raise RequestError(FailureCode.INVALID_REQUEST, message, name)
     return request.args.to_dict()
+
+
+def _route() -> str:
+    """Return the rule that matched, as documents spell it; never the path."""
+    if request.url_rule is None:
+        return _UNKNOWN
+    return _CONVERTER.sub("<", request.url_rule.rule)
 
 
 def _request_id(sent: str | None) -> str:

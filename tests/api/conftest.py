@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
-from pydantic import SecretStr
 
 from api.app import Api, create_api
 from engine.registry import Provenance, write_manifest
@@ -27,14 +26,16 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def settings(redis_url: str, tiny_folder: Path, tmp_path: Path) -> Settings:
-    return Settings(
-        redis_url=redis_url,
-        models=[tiny_folder],
-        data_dir=tmp_path / "data",
-        api_key=SecretStr(API_KEY),
-        max_body_bytes=65_536,
-        max_wait_s=5,
-        api_max_waiters=2,
+    return Settings.model_validate(
+        {
+            "redis_url": redis_url,
+            "models": [tiny_folder],
+            "data_dir": tmp_path / "data",
+            "api_key": API_KEY,
+            "max_body_bytes": 65_536,
+            "max_wait_s": 5.0,
+            "api_max_waiters": 2,
+        }
     )
 
 
