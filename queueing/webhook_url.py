@@ -22,6 +22,7 @@ Resolver = Callable[[str, int], list[str]]
 
 MAX_URL_CHARACTERS = 2_048
 
+_SCHEME_PORTS = {"https": 443, "http": 80}
 _URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>\[[^\]]*\]|[^/?:\[\]]*)(:(?P<port>[1-9][0-9]{0,4}))?(?P<target>[/?].*)?"
 )
@@ -83,9 +84,10 @@ class WebhookTarget:
     target: str
 
     @property
-    def origin(self) -> str:
-        """Who is asked, as one word: what the limits per receiver count by."""
-        return f"{self.scheme}://{self.host}:{self.port}"
+    def authority(self) -> str:
+        """The Host header: brackets around IPv6, the port where it is not the scheme's own."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _SCHEME_PORTS[self.scheme] else f"{host}:{self.port}"
 
 
 def check_webhook_url(url: str, policy: UrlPolicy, param: str = "webhook_url") -> None:
@@ -105,7 +107,7 @@ def webhook_target(url: str, policy: UrlPolicy, param: str = "webhook_url") -> W
         raise _invalid("holds a character that has no place in it", param)
     if match["scheme"] == "http" and not policy.allow_http:
         raise _invalid("must begin with https://", param)
-    port = int(match["port"]) if match["port"] else {"https": 443, "http": 80}[match["scheme"]]
+    port = int(match["port"]) if match["port"] else _SCHEME_PORTS[match["scheme"]]
     if port not in policy.allowed_ports:
         raise _invalid("names a port that is not allowed", param)
     host = _checked_host(match["host"], policy, param)

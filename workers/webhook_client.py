@@ -129,16 +129,16 @@ class WebhookClient:
             _drain(response)
             return response.status, _retry_after_s(response, self._clock.now_ms() / 1000)
 
-    def _headers(self, target: WebhookTarget, event: Event) -> dict[bytes | str, bytes | str]:
+    def _headers(self, target: WebhookTarget, event: Event) -> list[tuple[str, str]]:
         timestamp_s = self._clock.now_ms() // 1000
-        return {
-            "host": target.authority,
-            "content-type": "application/json",
-            "user-agent": "promptmill",
-            "accept-encoding": "identity",
-            "connection": "close",
-            **signed_headers(event.signers, event.id, timestamp_s, event.body),
-        }
+        return [
+            ("host", target.authority),
+            ("content-type", "application/json"),
+            ("user-agent", "promptmill"),
+            ("accept-encoding", "identity"),
+            ("connection", "close"),
+            *signed_headers(event.signers, event.id, timestamp_s, event.body).items(),
+        ]
 
 
 def _url(target: WebhookTarget) -> httpcore.URL:

@@ -187,7 +187,13 @@ def test_a_url_is_taken_apart_as_it_is_written():
     target = webhook_target("http://127.0.0.1:8443?a=/b", policy)
 
     assert target == WebhookTarget("http", "127.0.0.1", 8443, "/?a=/b")
-    assert target.origin == "http://127.0.0.1:8443"
+    assert target.authority == "127.0.0.1:8443"
+    assert (
+        webhook_target(
+            "https://[fd00::1]/", UrlPolicy.of(allow_http=False, allow_networks=["fd00::/8"])
+        ).authority
+        == "[fd00::1]"
+    )
 
 
 def test_an_operator_can_open_a_network_of_his_own():

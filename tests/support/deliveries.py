@@ -1,0 +1,86 @@
+"""A real queue with a real deliverer on it, on a clock of their own."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry
+
+from ops.metrics import WebhookMetrics
+from queueing.clock import ManualClock, SystemClock
+from queueing.job import WEBHOOK_QUEUE, Claim, Job, JobError, JobResult, JobState, Outcome
+from queueing.queue import JobQueue
+from queueing.store import connect
+from queueing.webhook_signature import WebhookSecret, verify
+from queueing.webhook_url import UrlPolicy
+from tests.support.receiver import Received
+from workers.webhook_client import WebhookClient
+from workers.webhook_lanes import Lanes
+from workers.webhooks import DeliveryRules, WebhookDeliverer
+
+SECRET = WebhookSecret(b"s" * 32)
+
+
+class DeliveryBench:
+    """Receivers may listen on the given loopback ports."""
+
+    def __init__(
+        self,
+        url: str,
+        ports: Iterable[int],
+        *,
+        timeout_s: float = 5.0,
+        slots: int = 4,
+        **rules,
+    ) -> None:
+        self.clock = ManualClock(SystemClock().now_ms())
+        self.queue = JobQueue(connect(url), clock=self.clock)
+        self.lanes = Lanes(slots)
+        self._registry = CollectorRegistry()
+        policy = UrlPolicy.of(
+            allow_http=True, allow_networks=["127.0.0.0/8"], allowed_ports=list(ports)
+        )
+        self.deliverer = WebhookDeliverer(
+            self.queue,
+            WebhookClient(policy, timeout_s, self.clock),
+            DeliveryRules(SECRET, **rules),
+            self.lanes,
+            WebhookMetrics(self._registry),
+        )
+
+    def end_a_job(self, webhook_url: str, name: str = "1") -> str:
+        """Complete the job job_<name> with a webhook; return the id of its event."""
+        self.queue.enqueue(Job(f"job_{name}", "generate.m", "{}", webhook_url=webhook_url))
+        (claim,) = self.queue.claim("generate.m", "engine", limit=1)
+        self.queue.finish(Outcome(claim.lease, JobResult(JobState.COMPLETED)))
+        return f"evt_{name}"
+
+    def claim_due(self) -> list[Claim]:
+        """Lease what is due of the webhook queue."""
+        return self.queue.claim(WEBHOOK_QUEUE, "cpu", limit=100)
+
+    def deliver_due(self) -> int:
+        """Run what is due; return how much that was."""
+        claims = self.claim_due()
+        for claim in claims:
+            self.deliverer.deliver(claim.lease, claim.request)
+        return len(claims)
+
+    def verified_id(self, received: Received) -> str:
+        """Return the event id of a request whose signature is good now."""
+        return verify(SECRET, received.headers, received.body, self.clock.now_ms() / 1000)
+
+    def state(self, event_id: str) -> JobState:
+        """Return where a delivery is."""
+        record = self.queue.get(event_id, "default")
+        assert record is not None
+        return record.state
+
+    def error(self, event_id: str) -> JobError | None:
+        """Return why a delivery failed."""
+        record = self.queue.get(event_id, "default")
+        assert record is not None
+        assert record.result is not None
+        return record.result.error
+
+    def counted(self, name: str, **labels: str) -> float:
+        """Return one sample of the webhook metrics."""
+        return self._registry.get_sample_value(f"promptmill_webhook_{name}", labels) or 0.0

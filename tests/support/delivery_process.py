@@ -1,0 +1,44 @@
+"""A CPU worker that only delivers webhooks, as a process of its own that a test can kill.
+
+Arguments: the store's address and the loopback port receivers may listen on. A lease lasts half a
+second, so that what the process held when it died comes back at once.
+"""
+
+import signal
+import sys
+import threading
+
+from prometheus_client import CollectorRegistry
+
+from ops.metrics import WebhookMetrics
+from queueing.clock import SystemClock
+from queueing.job import WEBHOOK_QUEUE
+from queueing.queue import JobQueue, QueueLimits
+from queueing.store import connect
+from queueing.webhook_url import UrlPolicy
+from tests.support.cpu_worker import cpu_worker
+from tests.support.deliveries import SECRET
+from workers.webhook_client import WebhookClient
+from workers.webhook_lanes import Lanes
+from workers.webhooks import DeliveryRules, WebhookDeliverer
+
+
+def main(redis_url: str, port: int) -> None:
+    """Deliver until told to stop."""
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    queue = JobQueue(connect(redis_url), QueueLimits(lease_ms=500))
+    policy = UrlPolicy.of(allow_http=True, allow_networks=["127.0.0.0/8"], allowed_ports=[port])
+    deliverer = WebhookDeliverer(
+        queue,
+        WebhookClient(policy, 5.0, SystemClock()),
+        DeliveryRules(SECRET),
+        Lanes(slots=4),
+        WebhookMetrics(CollectorRegistry()),
+    )
+    with cpu_worker(redis_url, queue, WEBHOOK_QUEUE, deliverer.deliver, slots=1):
+        stopped.wait()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

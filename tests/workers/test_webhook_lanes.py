@@ -1,0 +1,77 @@
+from workers.webhook_lanes import Lanes, Wait
+
+
+def fill(lanes, *receivers):
+    return [lanes.enter(receiver) for receiver in receivers]
+
+
+def test_one_receiver_gets_a_quarter_of_the_places():
+    lanes = Lanes(slots=8)
+
+    taken = fill(lanes, "a", "a", "a", "b")
+
+    assert taken[:2] == [None, None]
+    assert isinstance(taken[2], Wait)
+    assert taken[3] is None
+
+
+def test_a_place_that_was_given_back_is_free_again():
+    lanes = Lanes(slots=4)
+    lanes.enter("a")
+
+    lanes.leave("a", duration_s=0.1, hung=False)
+
+    assert lanes.enter("a") is None
+
+
+def test_receivers_that_hung_get_half_of_the_places_together():
+    lanes = Lanes(slots=4)
+    hanging = ["a", "b", "c"]
+    fill(lanes, *hanging)
+    for receiver in hanging:
+        lanes.leave(receiver, duration_s=15.0, hung=True)
+
+    taken = fill(lanes, *hanging)
+
+    assert taken[:2] == [None, None]
+    assert isinstance(taken[2], Wait)
+    assert lanes.enter("good") is None
+
+
+def test_a_receiver_that_answers_again_is_no_longer_held_back():
+    lanes = Lanes(slots=2)
+    fill(lanes, "a", "b")
+    lanes.leave("a", duration_s=15.0, hung=True)
+    lanes.leave("b", duration_s=15.0, hung=True)
+    lanes.enter("a")
+
+    lanes.leave("a", duration_s=0.1, hung=False)
+
+    assert fill(lanes, "b", "a") == [None, None]
+
+
+def test_those_who_wait_come_back_one_after_the_other_and_not_all_at_once():
+    lanes = Lanes(slots=4)
+    lanes.enter("a")
+    lanes.leave("a", duration_s=2.0, hung=False)
+    lanes.enter("a")
+
+    waits = [lanes.enter("a") for _ in range(100)]
+
+    seconds = [wait.seconds for wait in waits if wait is not None]
+    assert len(seconds) == 100
+    assert 0.4 < seconds[0] < 0.6
+    assert 1.9 < seconds[1] - seconds[0] < 2.1
+    assert seconds[-1] <= 60.0
+
+
+def test_receivers_of_long_ago_are_forgotten():
+    lanes = Lanes(slots=2)
+    lanes.enter("old")
+    lanes.leave("old", duration_s=15.0, hung=True)
+
+    for number in range(10_000):
+        lanes.enter(str(number))
+        lanes.leave(str(number), duration_s=0.1, hung=False)
+
+    assert fill(lanes, "old", "other") == [None, None]
