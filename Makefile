@@ -6,6 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 MODEL := .cache/models/SmolLM2-135M-Instruct
 
+PACKAGES := $(VENV)/.packages
 INSTALLED := $(VENV)/.installed
 CONVERTED := $(MODEL)/manifest.json
 CODE := api engine ops queueing workers tests
@@ -60,9 +61,15 @@ clean: ## Remove all that make has made here
 		.import_linter_cache *.egg-info build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(INSTALLED): ops/install.sh ops/locks/cpu.lock ops/locks/cuda.lock pyproject.toml
+$(PACKAGES): ops/install.sh ops/locks/cpu.lock ops/locks/cuda.lock
 	PYTHON="$(PYTHON)" ops/install.sh
-	touch $@
+	@touch $@
+
+# What the build says is of interest only when it fails.
+$(INSTALLED): pyproject.toml $(PACKAGES)
+	@$(RUN) -m pip install --no-deps --no-build-isolation --editable . > $(VENV)/build.log 2>&1 \
+		|| { cat $(VENV)/build.log; exit 1; }
+	@touch $@
 
 $(CONVERTED): | $(INSTALLED)
 	$(RUN) -m ops.demo_model --out $(MODEL)

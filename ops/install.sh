@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make .venv in the repository and install into it what ops/locks pins, then promptmill itself: `make setup`.
+# Make .venv in the repository and install into it what ops/locks pins: part of `make setup`.
 # Needs Python 3.11 or later with venv, and a package index. PYTHON names another interpreter than python3.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,4 +24,3 @@ lock=$(ops/locks/choose.sh .venv/bin/python)
 size=size_of_$lock
 echo "Installing ops/locks/$lock.lock into .venv: ${!size}, less what pip has cached."
 .venv/bin/python -m pip install --disable-pip-version-check --require-hashes --requirement "ops/locks/$lock.lock"
-.venv/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
