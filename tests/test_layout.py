@@ -23,6 +23,9 @@ def test_the_parts_import_only_whom_they_may(monkeypatch):
 @pytest.mark.parametrize(
     ("module", "unwanted"),
     [
+        ("api.app", {"torch", "transformers", "celery", "kombu", "workers", "engine.engine"}),
+        ("workers.app", {"torch", "transformers", "flask", "engine.engine"}),
+        ("workers.beat", {"torch", "flask", "engine"}),
         ("engine.scheduler", {"torch", "redis", "celery"}),
         ("engine.registry", {"torch", "transformers", "safetensors"}),
         ("engine.tokenizer", {"torch", "transformers"}),

@@ -1,6 +1,7 @@
 """Compose, images and units run commands, settings and graces that exist."""
 
 import shlex
+import tomllib
 from configparser import RawConfigParser
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import click
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from ops.cli import main
 from ops.settings import Settings
@@ -110,6 +112,15 @@ def test_each_variable_of_the_units_is_a_setting():
     assert [name for name in names if not is_setting(name)] == []
 
 
+@pytest.mark.parametrize("name", ["cpu.lock", "cuda.lock"])
+def test_every_declared_dependency_is_locked_at_a_version_that_fits(name):
+    locked = dict(package.split()[0].split("==") for package in requirements(name))
+
+    missed = [wanted for wanted in declared() if not wanted.specifier.contains(locked[wanted.name])]
+
+    assert missed == []
+
+
 @pytest.mark.parametrize("name", ["cpu.lock", "cuda.lock", "light.lock", "model.lock"])
 def test_every_locked_package_has_a_hash(name):
     packages = requirements(name)
@@ -158,6 +169,12 @@ def unit(name: str) -> dict[str, str]:
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # keys keep their case
     parser.read_string((REPOSITORY / "ops" / "systemd" / name).read_text())
     return dict(parser["Service"])
+
+
+def declared() -> list[Requirement]:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    return [Requirement(text) for group in groups for text in group]
 
 
 def requirements(name: str) -> set[str]:
