@@ -4,6 +4,7 @@
     ├── RequestError              the caller's fault; carries a FailureCode and the parameter
     │   └── IdempotencyConflict   same key, other body
     ├── QueueFull                 the bounded queue refuses; carries Retry-After
+    │   └── QueueShed             it still takes work, but none of this priority
     ├── StoreUnavailable          Redis is down, hangs or refuses writes
     ├── StorageFull               the disk of files and batches takes no more
     └── StaleLease                somebody newer holds the job; the holder's work is void
@@ -33,6 +34,8 @@ class FailureCode(StrEnum):
     INSUFFICIENT_STORAGE = "insufficient_storage"
     IDEMPOTENCY_CONFLICT = "idempotency_conflict"
     QUEUE_FULL = "queue_full"
+    OVERLOADED = "overloaded"
+    DEADLINE_INFEASIBLE = "deadline_infeasible"
     STORE_UNAVAILABLE = "store_unavailable"
     DRAINING = "draining"
     INTERNAL_ERROR = "internal_error"
@@ -77,6 +80,10 @@ class QueueFull(PromptmillError):
     def __init__(self, queue: str, retry_after_s: int) -> None:
         super().__init__(f"the queue {queue} is full")
         self.retry_after_s = retry_after_s
+
+
+class QueueShed(QueueFull):
+    """The queue is so full that it takes only more urgent jobs; ask again after `retry_after_s` seconds."""
 
 
 class StoreUnavailable(PromptmillError):

@@ -107,8 +107,9 @@ class JobState(StrEnum):
 class Job:
     """One unit of accepted work. `request` is the JSON its worker reads (see wire.py); immutable once enqueued.
 
-    `deadline_s` counts from arrival. `cost` is what serving it is expected to take, in tokens. `not_before_s`
-    delays the first claim. `max_losses` 0 means the job is never given up.
+    `deadline_s` counts from arrival. `cost` is what serving it is expected to take, in tokens. `weight` is
+    its tenant's share of the service beside others. `not_before_s` delays the first claim. `max_losses` 0 means the job
+    is never given up. `must_meet_deadline` asks for a refusal when the deadline is out of reach already.
     """
 
     id: str
@@ -117,6 +118,7 @@ class Job:
     tenant: str = DEFAULT_TENANT
     priority: Priority = Priority.STANDARD
     cost: int = 1
+    weight: float = 1.0
     deadline_s: float | None = None
     not_before_s: float = 0.0
     max_losses: int | None = None
@@ -124,6 +126,7 @@ class Job:
     metadata: str | None = None
     batch: "BatchLine | None" = None
     validate_ms: float = 0.0
+    must_meet_deadline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,7 @@ class Claim:
     """A leased job as its worker gets it. Instants are milliseconds of the store's clock.
 
     `remaining_ms` is the time to the deadline at the moment of the claim; None when there is none.
+    `must_run_alone` marks a job that may be what killed its earlier workers.
     """
 
     lease: Lease
@@ -184,6 +188,7 @@ class Claim:
     remaining_ms: int | None
     losses: int
     attempts: int
+    must_run_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +208,11 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens read and made."""
+        return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ class Key:
 
 
 # hash, until record_ttl_s after the end. queue tenant priority state arrival_ms due_ms deadline_ms? not_before_ms? cost
-# max_losses fence losses attempts worker? first_claim_ms? claimed_ms? finished_ms? code? stages? webhook? metadata?
-# batch? line? custom_id? validate_ms
+# bytes max_losses? fence losses attempts worker? first_claim_ms? claimed_ms? finished_ms? finished_fence? code? stage?
+# stages? webhook? metadata? batch? line? custom_id? validate_ms
 JOB = Key("job", "job:{id}")
 # string, JSON of wire.py: what the worker reads. Until result_ttl_s after the end.
 REQUEST = Key("request", "job:{id}:request")
@@ -60,10 +60,16 @@ LATER = Key("later", "queue:{queue}:later")
 LEASES = Key("leases", "queue:{queue}:leases")
 # list of at most one token: workers with room block on it.
 BELL = Key("bell", "queue:{queue}:bell")
-# list of at most one token: rung for realtime jobs too, full workers block on it.
-URGENT_BELL = Key("urgent_bell", "queue:{queue}:urgent_bell")
+# list of at most one token for realtime and one for standard jobs: workers full of less urgent work block on it.
+URGENT_BELL = Key("urgent_bell", "queue:{queue}:{priority}:bell")
+# zset tenant -> service it left with, where that is above the level it would return at. Gone when nothing is ready.
+SERVED = Key("served", "queue:{queue}:{priority}:served")
 # hash: credit (tokens the overdue share may spend), service:<p> (the service level a returning tenant starts at).
 SHARE = Key("share", "queue:{queue}:share")
+# hash: bytes (what live jobs hold and have room reserved for), cost:<p> (tokens of live jobs), pressure (see enqueue.lua).
+LOAD = Key("load", "queue:{queue}:load")
+# string "<call id> <job id>/<fence> ...": what a worker's last claim was answered, for a repeat. For lease_ms.
+CLAIMED = Key("claimed", "worker:{worker}:claimed:{queue}")
 # hash of counters that only rise: submitted, claimed, lost, stale, and one a terminal state.
 TOTALS = Key("totals", "queue:{queue}:totals")
 # list of messages to one worker: "cancel <job id>" or "wake". For 60 s after the last message.
@@ -103,7 +109,10 @@ LUA_FAMILIES = (
     LEASES,
     BELL,
     URGENT_BELL,
+    SERVED,
     SHARE,
+    LOAD,
+    CLAIMED,
     TOTALS,
     INBOX,
     ENDED,

@@ -7,14 +7,22 @@ when Redis is down. Time is Redis TIME unless a test gives a clock.
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import redis
 
 from queueing import keys, wire
 from queueing.clock import Clock
-from queueing.errors import IdempotencyConflict, QueueFull, StaleLease
+from queueing.errors import (
+    FailureCode,
+    IdempotencyConflict,
+    QueueFull,
+    QueueShed,
+    RequestError,
+    StaleLease,
+)
 from queueing.job import (
+    GENERATE_TASK,
     Claim,
     Enqueued,
     Idempotency,
@@ -25,8 +33,12 @@ from queueing.job import (
     Lease,
     Outcome,
     Priority,
+    task_of_queue,
 )
 from queueing.store import Script, translated_errors
+
+# Work that is shed first can wait longest.
+_SHED_RETRY_S = {Priority.REALTIME: 5, Priority.STANDARD: 15, Priority.BULK: 60}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +48,7 @@ class QueueLimits:
     lease_ms: int = 15_000
     max_losses: int = 3
     max_queued_jobs: int = 100_000
+    max_queued_bytes: int = 2**30
     result_ttl_ms: int = 86_400_000
     record_ttl_ms: int = 604_800_000
     idempotency_ttl_ms: int = 86_400_000
@@ -54,6 +67,17 @@ class QueueDepth:
     oldest_age_s: dict[Priority, float]
     later: int
     leased: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimCall:
+    """A worker's side of one claim: how many claims it holds, and an id that a repeat of the call has too.
+
+    A repeat of the last call is answered with the same leases, so that a reply lost on the way loses no job.
+    """
+
+    held: int = 0
+    id: str = ""
 
 
 class JobQueue:
@@ -104,13 +128,20 @@ class JobQueue:
         return [self._enqueued(job, reply) for job, reply in zip(jobs, replies, strict=True)]
 
     def claim(
-        self, queue: str, worker: str, limit: int, *, at_least: Priority = Priority.BULK
+        self,
+        queue: str,
+        worker: str,
+        limit: int,
+        *,
+        at_least: Priority = Priority.BULK,
+        call: ClaimCall = ClaimCall(),  # noqa: B008  it is frozen
     ) -> list[Claim]:
         """Lease up to `limit` jobs of `queue` to `worker`, most urgent first, none less urgent than `at_least`.
 
         Takes back what outlived its lease and ends what is late first, a bounded number a call.
         """
-        replies = self._claim(*self._head(), queue, worker, limit, at_least.level)
+        args = (queue, worker, limit, at_least.level, call.held, call.id)
+        replies = self._claim(*self._head(), *args)
         return [_claim_of(queue, reply) for reply in replies]
 
     def renew(self, leases: Iterable[Lease]) -> set[str]:
@@ -183,12 +214,13 @@ class JobQueue:
     def request(self, job_id: str) -> str | None:
         """Return the payload its worker reads; None once it has expired."""
         with translated_errors():
-            return self._client.get(keys.REQUEST.of(self._prefix, id=job_id))
+            return cast("str | None", self._client.get(keys.REQUEST.of(self._prefix, id=job_id)))
 
     def queues(self) -> list[str]:
         """Return the names of all queues that ever held a job."""
         with translated_errors():
-            return sorted(self._client.smembers(keys.QUEUES.of(self._prefix)))
+            names = cast("set[str]", self._client.smembers(keys.QUEUES.of(self._prefix)))
+        return sorted(names)
 
     def depth(self, queue: str) -> QueueDepth:
         """Return how much waits in a queue and how old the oldest of each priority is."""
@@ -216,23 +248,39 @@ class JobQueue:
         }
         return QueueDepth(ready=counts, oldest_age_s=ages, later=later, leased=leased)
 
-    def bells(self, queues: Sequence[str], worker: str, *, urgent_only: bool) -> list[str]:
-        """Return the lists a worker blocks on: its inbox, then what rings when its queues get work."""
-        bells = [keys.URGENT_BELL.of(self._prefix, queue=queue) for queue in queues]
-        if not urgent_only:
-            bells += [keys.BELL.of(self._prefix, queue=queue) for queue in queues]
+    def bells(
+        self, queues: Sequence[str], worker: str, at_least: Priority | None = Priority.BULK
+    ) -> list[str]:
+        """Return the lists a worker blocks on: its inbox, then what rings when its queues get work it takes.
+
+        `at_least` None is for a worker that takes nothing: it must not take a ring from those that do.
+        """
+        bells = []
+        for queue in queues if at_least is not None else ():
+            if at_least is Priority.BULK:
+                bells.append(keys.BELL.of(self._prefix, queue=queue))
+                continue
+            bells += [
+                keys.URGENT_BELL.of(self._prefix, queue=queue, priority=priority.value)
+                for priority in Priority
+                if priority.level <= at_least.level
+            ]
         return [keys.INBOX.of(self._prefix, worker=worker), *bells]
 
     def wake(self, worker: str) -> None:
         """Make a worker that blocks on its inbox look again."""
         inbox = keys.INBOX.of(self._prefix, worker=worker)
         with translated_errors():
-            self._client.pipeline(transaction=True).rpush(inbox, "wake").pexpire(inbox, 60_000).execute()
+            pipeline = self._client.pipeline(transaction=True)
+            pipeline.rpush(inbox, "wake")
+            pipeline.pexpire(inbox, 60_000)
+            pipeline.execute()
 
     def totals(self, queue: str) -> dict[str, int]:
         """Return the queue's counters since it was made: submitted, claimed, lost, stale and one a terminal state."""
         with translated_errors():
-            fields = self._client.hgetall(keys.TOTALS.of(self._prefix, queue=queue))
+            key = keys.TOTALS.of(self._prefix, queue=queue)
+            fields = cast("dict[str, str]", self._client.hgetall(key))
         return {name: int(value) for name, value in fields.items()}
 
     def _head(self) -> tuple[str, str]:
@@ -249,6 +297,7 @@ class JobQueue:
             result.error.code.value if result.error else "",
             json.dumps(result.stages) if result.stages else "",
             outcome.stage,
+            result.usage.total_tokens if task_of_queue(lease.queue) == GENERATE_TASK else "",
         )
 
     def _enqueue_args(self, job: Job, idempotency: Idempotency | None) -> tuple[str, ...]:
@@ -262,6 +311,10 @@ class JobQueue:
             "not_before_ms": round(job.not_before_s * 1000),
             "validate_ms": job.validate_ms,
         }
+        if job.weight != 1.0:
+            fields["weight"] = job.weight
+        if job.must_meet_deadline:
+            fields["must_meet_deadline"] = True
         if job.deadline_s is not None:
             fields["deadline_ms"] = round(job.deadline_s * 1000)
         if job.max_losses is not None:
@@ -285,6 +338,8 @@ class JobQueue:
         refusals: dict[str, Callable[[], Exception]] = {
             "conflict": IdempotencyConflict,
             "full": lambda: QueueFull(job.queue, retry_after_s=5),
+            "shed": lambda: QueueShed(job.queue, retry_after_s=_SHED_RETRY_S[job.priority]),
+            "infeasible": _infeasible,
             "stale": lambda: StaleLease(job_id),
         }
         if outcome in refusals:
@@ -292,8 +347,17 @@ class JobQueue:
         return Enqueued(job_id, created=outcome == "created")
 
 
+def _infeasible() -> RequestError:
+    return RequestError(
+        FailureCode.DEADLINE_INFEASIBLE,
+        "with the work that is queued already, the deadline can't be met",
+        "deadline_s",
+    )
+
+
 def _claim_of(queue: str, reply: list[str]) -> Claim:
-    job_id, fence, request, priority, tenant, due, arrival, now, deadline, losses, attempts = reply
+    job_id, fence, request, priority, tenant, due, arrival, now, deadline, *rest = reply
+    losses, attempts, must_run_alone = rest
     return Claim(
         lease=Lease(job_id, queue, int(fence)),
         request=request,
@@ -305,6 +369,7 @@ def _claim_of(queue: str, reply: list[str]) -> Claim:
         remaining_ms=int(deadline) - int(now) if deadline else None,
         losses=int(losses),
         attempts=int(attempts),
+        must_run_alone=must_run_alone == "1",
     )
 
 

@@ -4,14 +4,16 @@ Job queues (is_job_queue) are served by JobQueue's scripts; every other queue (c
 stock Redis transport. Stock redelivery is off: leases do that. Nothing but a job's id and fence becomes a message, so
 prompts never reach Celery, its events or its logs.
 
-A channel with room blocks on the bells of its queues and on its worker's inbox; a full one blocks on the urgent bells
-and the inbox only. When a slot frees, the channel claims at once instead of waiting for a bell.
+A channel with room blocks on the bells of its queues and on its worker's inbox; a full one blocks on the bells of work
+more urgent than what it holds, or on the inbox only. When a slot frees, the channel claims at once instead of waiting
+for a bell.
 
 The worker hands its Intake over in the transport option `intake`; a connection without one (beat, control commands)
 can publish and ask, but not consume jobs.
 """
 
 import json
+from collections import OrderedDict
 from dataclasses import dataclass
 from queue import Empty
 from time import monotonic
@@ -23,7 +25,7 @@ from kombu.transport import redis as stock
 
 from queueing.errors import StoreUnavailable
 from queueing.job import Claim, Lease, Priority, is_job_queue, task_of_queue
-from queueing.queue import JobQueue
+from queueing.queue import ClaimCall, JobQueue
 
 _BELL_TIMEOUT_S = 1  # a claim at least this often reaps, expires and promotes
 _GONE = ("timeout", "connection")
@@ -31,10 +33,16 @@ _GONE = ("timeout", "connection")
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How many jobs a worker takes now, and the least urgent priority it takes."""
+    """How many jobs a worker takes now, the least urgent priority it takes, and how many jobs it holds already."""
 
     limit: int
     at_least: Priority = Priority.BULK
+    held: int = 0
+
+    @property
+    def listens_to(self) -> Priority | None:
+        """The least urgent priority that it has room for; None when there is no room."""
+        return self.at_least if self.limit > 0 else None
 
 
 class Intake(Protocol):
@@ -48,6 +56,14 @@ class Intake(Protocol):
 
     def room(self) -> Room:
         """Say how much to claim now."""
+        ...
+
+    def call_id(self, queue: str) -> str:
+        """Name the next claim from a queue; the name stays until that claim was answered."""
+        ...
+
+    def answered(self, queue: str) -> None:
+        """Note that the claim was answered."""
         ...
 
     def accept(self, claim: Claim) -> None:
@@ -66,6 +82,8 @@ class Intake(Protocol):
 class LeaseQoS(stock.QoS):
     """What is delivered and not yet settled. How much may be claimed is the intake's business, not a prefetch count."""
 
+    channel: "JobChannel"
+    _delivered: OrderedDict[str, Any]
     restore_at_shutdown = False
 
     def can_consume(self) -> bool:
@@ -92,7 +110,7 @@ class LeaseQoS(stock.QoS):
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
         """Do nothing: a closing connection does not end a lease; the worker finishes or releases it itself."""
-        self._on_collect.cancel()
+        self._on_collect.cancel()  # type: ignore[attr-defined]  # not in the stub
 
     def _settle(self, delivery_tag: str, *, requeue: bool) -> None:
         message = self._delivered.pop(delivery_tag, None)
@@ -103,11 +121,13 @@ class LeaseQoS(stock.QoS):
 class JobChannel(stock.Channel):
     """A stock channel whose job queues are JobQueue's."""
 
+    connection: Any
+    connection_errors: tuple[type[Exception], ...]
     QoS = LeaseQoS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._intake: Intake | None = None
-        self._listens_to_all = True
+        self._listens_to: Priority | None = None
         self._claim_is_due = False
         super().__init__(*args, **kwargs)
 
@@ -131,33 +151,34 @@ class JobChannel(stock.Channel):
         """Have the consuming thread claim once more, however often this is called before it does. Any thread."""
         if not self._claim_is_due:
             self._claim_is_due = True
-            get_event_loop().call_soon(self._claim_again)
+            loop = get_event_loop()
+            assert loop is not None, "a consuming channel runs in an event loop"
+            loop.call_soon(self._claim_again)
 
     def _claim_again(self) -> None:
         self._claim_is_due = False
         if self.closed or self.connection is None or self._intake is None:
             return
         self._claim()
-        if self._in_poll and not self._listens_to_all and self._intake.room().limit > 0:
+        if self._in_poll and self._intake.room().listens_to is not self._listens_to:
             self._intake.queue.wake(self._intake.worker)
 
     # The stock poller calls these two for every channel that consumes.
 
     def _brpop_start(self, timeout: int | None = None) -> None:
         if self._intake is None:
-            super()._brpop_start(timeout)
+            super()._brpop_start(timeout)  # type: ignore[misc]  # not in the stub
             return
         queues = [queue for queue in self.active_queues if is_job_queue(queue)]
-        room = self._intake.room()
-        self._listens_to_all = room.limit > 0 and room.at_least is Priority.BULK
-        keys = self._intake.queue.bells(queues, self._intake.worker, urgent_only=not self._listens_to_all)
+        self._listens_to = self._intake.room().listens_to
+        keys = self._intake.queue.bells(queues, self._intake.worker, self._listens_to)
         self._in_poll = self.client.connection
         self._brpop_sent_at = monotonic()
         self.client.connection.send_command("BRPOP", *keys, timeout or _BELL_TIMEOUT_S)
 
     def _brpop_read(self, **options: Any) -> bool:
         if self._intake is None:
-            return bool(super()._brpop_read(**options))
+            return bool(super()._brpop_read(**options))  # type: ignore[misc]  # not in the stub
         try:
             reply = self.client.parse_response(self.client.connection, "BRPOP", **options)
         except self.connection_errors:
@@ -165,7 +186,7 @@ class JobChannel(stock.Channel):
             raise
         finally:
             self._in_poll = None
-            self._flush_brpop_reauth()
+            self._flush_brpop_reauth()  # type: ignore[attr-defined]  # not in the stub
         if reply is not None:
             self._read_inbox(_text(reply[1]))
         if self._claim() == 0:
@@ -187,12 +208,17 @@ class JobChannel(stock.Channel):
                 continue
             try:
                 claims = self._intake.queue.claim(
-                    queue, self._intake.worker, room.limit, at_least=room.at_least
+                    queue,
+                    self._intake.worker,
+                    room.limit,
+                    at_least=room.at_least,
+                    call=ClaimCall(room.held, self._intake.call_id(queue)),
                 )
             except StoreUnavailable as error:
                 if error.kind in _GONE:
                     raise redis.ConnectionError(str(error)) from error
                 return num_claimed  # it refuses writes: ask again when the bell times out
+            self._intake.answered(queue)
             for claim in claims:
                 self._intake.accept(claim)
                 self.connection._deliver(_message(claim), queue)  # noqa: SLF001  kombu's way to hand over a message

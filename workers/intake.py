@@ -14,7 +14,7 @@ from queueing.transport import Room
 
 
 class Intake:
-    """The claims of one worker. `slots` bounds them; `urgent_slots` more are taken for realtime jobs only."""
+    """The claims of one worker. `slots` bounds them; `urgent_slots` more are only for what is more urgent than they."""
 
     def __init__(self, queue: JobQueue, worker: str, *, slots: int, urgent_slots: int = 0) -> None:
         self.queue = queue
@@ -24,6 +24,7 @@ class Intake:
         self._lock = threading.Lock()
         self._claims: dict[str, Claim] = {}
         self._is_closed = False
+        self._num_answered: dict[str, int] = {}
         self._on_cancel: Callable[[Lease], None] = lambda lease: None
 
     def __json__(self) -> str:
@@ -39,16 +40,30 @@ class Intake:
         self._is_closed = True
 
     def room(self) -> Room:
-        """Say how much to claim: the free slots, or the urgent ones when there are none."""
-        if self._is_closed:
-            return Room(limit=0)
+        """Say how much to claim: the free slots, or the urgent ones when there are none.
+
+        Nothing beside a job that must run alone, and nothing when closed.
+        """
         with self._lock:
-            num_held = len(self._claims)
+            held = list(self._claims.values())
+        num_held = len(held)
+        if self._is_closed or any(claim.must_run_alone for claim in held):
+            return Room(limit=0, held=num_held)
         if num_held < self._slots:
-            return Room(limit=self._slots - num_held)
-        return Room(
-            limit=max(0, self._slots + self._urgent_slots - num_held), at_least=Priority.REALTIME
-        )
+            return Room(limit=self._slots - num_held, held=num_held)
+        more_urgent = _next_above(max(claim.priority.level for claim in held))
+        limit = self._slots + self._urgent_slots - num_held
+        if more_urgent is None or limit <= 0:
+            return Room(limit=0, held=num_held)
+        return Room(limit, more_urgent, num_held)
+
+    def call_id(self, queue: str) -> str:
+        """Name the next claim from a queue; the name stays until that claim was answered."""
+        return str(self._num_answered.get(queue, 0))
+
+    def answered(self, queue: str) -> None:
+        """Note that the claim was answered. Called by the consuming thread only, as is `call_id`."""
+        self._num_answered[queue] = self._num_answered.get(queue, 0) + 1
 
     def accept(self, claim: Claim) -> None:
         """Hold a claim."""
@@ -96,3 +111,8 @@ class Intake:
         for lease in self.leases():
             if lease.job_id == job_id:
                 self._on_cancel(lease)
+
+
+def _next_above(level: int) -> Priority | None:
+    """Return the priority that is just more urgent than a level; None when there is none."""
+    return list(Priority)[level - 1] if level > 0 else None

@@ -17,29 +17,62 @@ local function int(number) return string.format('%.0f', number) end
 
 local function count(queue, name) redis.call('HINCRBY', totals_key(queue), name, 1) end
 
--- Each list holds one token at most, however many jobs came.
+local function push_token(bell)
+  if redis.call('LLEN', bell) == 0 then redis.call('LPUSH', bell, '1') end
+end
+
+-- Each list holds one token at most, however many jobs came. Nobody waits for bulk work alone.
 local function ring(queue, priority)
-  if redis.call('LLEN', bell_key(queue)) == 0 then redis.call('LPUSH', bell_key(queue), '1') end
-  if priority == 'realtime' and redis.call('LLEN', urgent_bell_key(queue)) == 0 then
-    redis.call('LPUSH', urgent_bell_key(queue), '1')
+  push_token(bell_key(queue))
+  if priority ~= 'bulk' then push_token(urgent_bell_key(queue, priority)) end
+end
+
+-- Service received is compared as in start-time fair queueing (Goyal, Vin, Cheng 1996): the level of a priority is the
+-- service of the tenant served last, and a tenant that comes back starts at the level or at what it left with,
+-- whichever is more. So it does not profit from its absence, and cannot shed what it owes by leaving for a moment.
+local function level_of(queue, priority)
+  return tonumber(redis.call('HGET', share_key(queue), 'service:' .. priority) or '0')
+end
+
+local function enter(queue, priority, tenant)
+  if redis.call('ZSCORE', tenants_key(queue, priority), tenant) then return end
+  local owed = tonumber(redis.call('ZSCORE', served_key(queue, priority), tenant) or '0')
+  redis.call('ZREM', served_key(queue, priority), tenant)
+  redis.call('ZADD', tenants_key(queue, priority), math.max(level_of(queue, priority), owed), tenant)
+end
+
+-- With nobody left to compare with, all start again from nothing.
+local function leave(queue, priority, tenant)
+  local service = tonumber(redis.call('ZSCORE', tenants_key(queue, priority), tenant) or '0')
+  redis.call('ZREM', tenants_key(queue, priority), tenant)
+  if redis.call('EXISTS', tenants_key(queue, priority)) == 0 then
+    redis.call('DEL', served_key(queue, priority))
+    redis.call('HDEL', share_key(queue), 'service:' .. priority)
+  elseif service > level_of(queue, priority) then
+    redis.call('ZADD', served_key(queue, priority), service, tenant)
   end
 end
 
--- A tenant that comes back starts level with the one served last: it neither owes for nor profits from its absence.
+-- Count service to a tenant, or with a negative number take some back.
+local function charge(queue, priority, tenant, service)
+  if not redis.call('ZADD', tenants_key(queue, priority), 'XX', 'INCR', service, tenant) then
+    redis.call('ZADD', served_key(queue, priority), 'XX', 'INCR', service, tenant)
+  end
+end
+
 local function put_ready(id, queue, priority, tenant, due_ms, deadline_ms)
   redis.call('ZADD', ready_key(queue, priority), due_ms, id)
   redis.call('ZADD', tenant_ready_key(queue, priority, tenant), due_ms, id)
-  local level = redis.call('HGET', share_key(queue), 'service:' .. priority) or '0'
-  redis.call('ZADD', tenants_key(queue, priority), 'NX', level, tenant)
+  enter(queue, priority, tenant)
   if deadline_ms then redis.call('ZADD', deadlines_key(queue), deadline_ms, id) end
   ring(queue, priority)
 end
 
 local function take_ready(id, queue, priority, tenant)
   redis.call('ZREM', ready_key(queue, priority), id)
-  redis.call('ZREM', tenant_ready_key(queue, priority, tenant), id)
-  if redis.call('EXISTS', tenant_ready_key(queue, priority, tenant)) == 0 then
-    redis.call('ZREM', tenants_key(queue, priority), tenant)
+  local was_ready = redis.call('ZREM', tenant_ready_key(queue, priority, tenant), id) == 1
+  if was_ready and redis.call('EXISTS', tenant_ready_key(queue, priority, tenant)) == 0 then
+    leave(queue, priority, tenant)
   end
   redis.call('ZREM', deadlines_key(queue), id)
 end
@@ -52,12 +85,30 @@ end
 
 local function is_terminal(state) return state ~= 'queued' and state ~= 'running' end
 
+-- Bytes that a live job keeps from others: its request, and room for its record and result.
+local RECORD_BYTES = 2048
+local BYTES_PER_TOKEN = 8
+local function hold_room(id, queue, request_bytes)
+  local cost, priority = unpack(redis.call('HMGET', job_key(id), 'cost', 'priority'))
+  local bytes = request_bytes + RECORD_BYTES + BYTES_PER_TOKEN * tonumber(cost)
+  redis.call('HSET', job_key(id), 'bytes', int(bytes))
+  redis.call('HINCRBY', load_key(queue), 'bytes', int(bytes))
+  redis.call('HINCRBY', load_key(queue), 'cost:' .. priority, cost)
+end
+
+local function free_room(id, queue)
+  local cost, priority, bytes = unpack(redis.call('HMGET', job_key(id), 'cost', 'priority', 'bytes'))
+  redis.call('HINCRBY', load_key(queue), 'bytes', -tonumber(bytes or '0'))
+  redis.call('HINCRBY', load_key(queue), 'cost:' .. priority, -tonumber(cost))
+end
+
 -- Create a job's record and put it in its place. fields: flat list for HSET.
 local function put_job(id, queue, priority, tenant, request, due_ms, not_before_ms, deadline_ms, fields)
   redis.call('HSET', job_key(id), 'queue', queue, 'priority', priority, 'tenant', tenant, 'state', 'queued',
     'arrival_ms', int(NOW), 'due_ms', int(due_ms), 'fence', '0', 'losses', '0', 'attempts', '0', unpack(fields))
   redis.call('SET', request_key(id), request)
   redis.call('SADD', queues_key(), queue)
+  hold_room(id, queue, #request)
   if not_before_ms > NOW then
     redis.call('ZADD', later_key(queue), not_before_ms, id)
     if deadline_ms then redis.call('ZADD', deadlines_key(queue), deadline_ms, id) end
@@ -122,6 +173,7 @@ local function end_job(id, state, result, code, message, stage)
     take_ready(id, queue, priority, tenant)
     redis.call('ZREM', later_key(queue), id)
   end
+  free_room(id, queue)
   if result == '' then
     result = cjson.encode({ v = 1, state = state, error = { code = code, message = message } })
   end
@@ -155,12 +207,17 @@ local function requeue(id, queue, not_before_ms)
   end
 end
 
+-- 0 for a job that is never given up.
+local function max_losses_of(id)
+  return tonumber(redis.call('HGET', job_key(id), 'max_losses') or LIMITS.max_losses)
+end
+
 -- Take back what outlived its lease, oldest first, `limit` at most. Returns how many.
 local function reap(queue, limit)
   local ids = redis.call('ZRANGEBYSCORE', leases_key(queue), '-inf', int(NOW), 'LIMIT', 0, limit)
   for _, id in ipairs(ids) do
     local losses = redis.call('HINCRBY', job_key(id), 'losses', 1)
-    local max_losses = tonumber(redis.call('HGET', job_key(id), 'max_losses') or LIMITS.max_losses)
+    local max_losses = max_losses_of(id)
     count(queue, 'lost')
     if max_losses > 0 and losses >= max_losses then
       end_job(id, 'dead', '', 'worker_lost', 'the job was lost with its worker ' .. losses .. ' times', '')

@@ -1,28 +1,49 @@
 -- Lease up to `limit` jobs to a worker, most urgent first, after taking back what was lost and ending what is late.
 -- allow-oom: a full store must drain.
 -- ARGV[3] queue, ARGV[4] worker, ARGV[5] limit, ARGV[6] least urgent priority level that may be claimed (0 realtime .. 2)
--- Reply: list of {id, fence, request, priority, tenant, due_ms, arrival_ms, now_ms, deadline_ms or '', losses, attempts}
+-- ARGV[7] how many claims the worker holds, ARGV[8] id of this call or '': a repeat of the last one gets its answer again
+-- Reply: list of {id, fence, request, priority, tenant, due_ms, arrival_ms, now_ms, deadline_ms or '', losses, attempts,
+--   1 when it must run alone}
 -- Order: the highest priority with work; in it the tenant with the least service; of that tenant the earliest due time.
--- One eighth of the service, in tokens, goes to whatever is most overdue in any priority (see take_overdue).
+-- One eighth of the service, in tokens, goes to whatever is most overdue in any priority.
+-- A job that one more loss would make dead is suspected of killing its workers: it goes alone to a worker that holds
+-- nothing, and when its turn has come a worker that holds something gets nothing more until it is idle.
 local queue, worker, limit, max_level = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+local num_held, call = tonumber(ARGV[7]), ARGV[8]
 local OVERDUE_SHARE = 8
 
-reap(queue, 64)
-promote(queue, 256)
-expire_late(queue, 64)
+local function is_suspect(id)
+  local max_losses = max_losses_of(id)
+  return max_losses > 1 and tonumber(redis.call('HGET', job_key(id), 'losses')) >= max_losses - 1
+end
+
+local function answer(id)
+  local job = redis.call('HMGET', job_key(id), 'fence', 'priority', 'tenant', 'due_ms', 'arrival_ms', 'deadline_ms',
+    'losses', 'attempts')
+  return { id, job[1], redis.call('GET', request_key(id)) or '', job[2], job[3], job[4], job[5], int(NOW),
+    job[6] or '', job[7], job[8], is_suspect(id) and '1' or '0' }
+end
+
+local function answered_before()
+  local known = call ~= '' and redis.call('GET', claimed_key(worker, queue))
+  if not known or string.match(known, '^%S+') ~= call then return end
+  local claims = {}
+  for id, fence in string.gmatch(known, '(%S+)/(%d+)') do
+    if holds(id, fence) then claims[#claims + 1] = answer(id) end
+  end
+  return claims
+end
 
 local function lease(id, priority)
-  local job = redis.call('HMGET', job_key(id), 'tenant', 'due_ms', 'arrival_ms', 'deadline_ms', 'losses', 'attempts',
-    'cost', 'first_claim_ms')
+  local job = redis.call('HMGET', job_key(id), 'tenant', 'cost', 'weight')
+  charge(queue, priority, job[1], tonumber(job[2]) / tonumber(job[3] or '1'))
   take_ready(id, queue, priority, job[1])
-  local fence = redis.call('HINCRBY', job_key(id), 'fence', 1)
-  local attempts = redis.call('HINCRBY', job_key(id), 'attempts', 1)
+  redis.call('HINCRBY', job_key(id), 'fence', 1)
+  redis.call('HINCRBY', job_key(id), 'attempts', 1)
   redis.call('HSET', job_key(id), 'state', 'running', 'worker', worker, 'claimed_ms', int(NOW))
-  if not job[8] then redis.call('HSET', job_key(id), 'first_claim_ms', int(NOW)) end
+  redis.call('HSETNX', job_key(id), 'first_claim_ms', int(NOW))
   redis.call('ZADD', leases_key(queue), int(NOW + LIMITS.lease_ms), id)
   count(queue, 'claimed')
-  return tonumber(job[7]), { id, int(fence), redis.call('GET', request_key(id)) or '', priority, job[1], job[2],
-    job[3], int(NOW), job[4] or '', job[5], int(attempts) }
 end
 
 local function first_ready()
@@ -31,7 +52,7 @@ local function first_ready()
     local tenant = redis.call('ZRANGE', tenants_key(queue, priority), 0, 0, 'WITHSCORES')
     if tenant[1] then
       local id = redis.call('ZRANGE', tenant_ready_key(queue, priority, tenant[1]), 0, 0)[1]
-      return id, priority, tenant[1], tonumber(tenant[2])
+      return id, priority, tenant[2]
     end
   end
 end
@@ -48,26 +69,59 @@ local function most_overdue()
   return found_id, found_priority
 end
 
-local credit = tonumber(redis.call('HGET', share_key(queue), 'credit') or '0')
-local claims = {}
-while #claims < limit do
-  local id, priority, tenant, service = first_ready()
-  if not id then break end
+-- The level never falls, or a tenant that was given service back would take it with it.
+local function raise_level(priority, service)
+  if tonumber(service) <= level_of(queue, priority) then return end
+  redis.call('HSET', share_key(queue), 'service:' .. priority, service)
+  redis.call('ZREMRANGEBYSCORE', served_key(queue, priority), '-inf', service)
+end
+
+-- Choose the next job and account for it: its id and priority, nothing when none may be had.
+local function choose(credit)
+  local id, priority, service = first_ready()
+  if not id then return nil, nil, credit end
   local late_id, late_priority = most_overdue()
-  if not late_id then credit = 0 end
-  local late_cost = late_id and tonumber(redis.call('HGET', job_key(late_id), 'cost'))
-  if late_id and credit >= late_cost * (OVERDUE_SHARE - 1) then
-    local cost, claim = lease(late_id, late_priority)
-    credit = credit - cost * (OVERDUE_SHARE - 1)
-    claims[#claims + 1] = claim
-  else
-    redis.call('HSET', share_key(queue), 'service:' .. priority, int(service))
-    local cost, claim = lease(id, priority)
-    redis.call('ZADD', tenants_key(queue, priority), 'XX', 'INCR', cost, tenant)
-    if late_id then credit = credit + cost end
-    claims[#claims + 1] = claim
+  local cost = tonumber(redis.call('HGET', job_key(id), 'cost'))
+  -- Credit is earned only while something is overdue; a claim of urgent work alone cannot tell.
+  if not late_id then return id, priority, max_level == 2 and 0 or credit + cost, service end
+  local late_cost = tonumber(redis.call('HGET', job_key(late_id), 'cost'))
+  local price = late_cost * (OVERDUE_SHARE - 1)
+  if credit >= price then return late_id, late_priority, credit - price end
+  return id, priority, credit + cost, service
+end
+
+reap(queue, 64)
+promote(queue, 256)
+expire_late(queue, 64)
+
+local claims = answered_before()
+if claims then return claims end
+claims = {}
+local leased, is_blocked = {}, false
+local credit = tonumber(redis.call('HGET', share_key(queue), 'credit') or '0')
+-- Work begins again: the window over which the speed is measured holds no idle time.
+if redis.call('EXISTS', leases_key(queue)) == 0 then redis.call('HDEL', load_key(queue), 'window_ms', 'window_tokens') end
+while #claims < limit do
+  local id, priority, credit_after, service = choose(credit)
+  if not id then break end
+  local is_alone = is_suspect(id)
+  is_blocked = is_alone and num_held + #claims > 0
+  if is_blocked then break end
+  if service then raise_level(priority, service) end
+  lease(id, priority)
+  credit = credit_after
+  claims[#claims + 1] = answer(id)
+  leased[#leased + 1] = id .. '/' .. claims[#claims][2]
+  if is_alone then break end
+end
+if #claims > 0 then
+  redis.call('HSET', share_key(queue), 'credit', int(credit))
+  if call ~= '' then
+    redis.call('SET', claimed_key(worker, queue), call .. ' ' .. table.concat(leased, ' '), 'PX', LIMITS.lease_ms)
   end
 end
-redis.call('HSET', share_key(queue), 'credit', int(credit))
-if first_ready() then ring(queue, redis.call('EXISTS', ready_key(queue, 'realtime')) == 1 and 'realtime' or 'standard') end
+-- A worker that is blocked would answer its own ring, again and again; it claims when it is idle.
+for _, priority in ipairs(is_blocked and {} or PRIORITIES) do
+  if redis.call('EXISTS', ready_key(queue, priority)) == 1 then ring(queue, priority) end
+end
 return claims

@@ -1,8 +1,9 @@
 -- Accept a job, or say why not. Not allow-oom: a full store admits nothing.
 -- ARGV[3] JSON: id queue priority tenant cost patience_ms deadline_ms? (relative) not_before_ms (relative)
---   max_losses? webhook? metadata? validate_ms idempotency_key? digest? batch? line? custom_id? batch_fence?
+--   max_losses? weight? webhook? metadata? validate_ms idempotency_key? digest? batch? line? custom_id? batch_fence?
+--   must_meet_deadline?
 -- ARGV[4] request payload
--- Reply: {'created' | 'exists' | 'conflict' | 'full' | 'stale', id}
+-- Reply: {'created' | 'exists' | 'conflict' | 'full' | 'shed' | 'infeasible' | 'stale', id}
 local job = cjson.decode(ARGV[3])
 
 if job.idempotency_key then
@@ -17,8 +18,44 @@ if redis.call('EXISTS', job_key(job.id)) == 1 then return { 'exists', job.id } e
 if job.batch then
   if not holds(job.batch, job.batch_fence) then return { 'stale', job.id } end
 end
-if num_queued(job.queue) >= LIMITS.max_queued_jobs then
-  return { 'full', job.id }
+
+-- How full the queue is, of jobs or of bytes, decides what it still admits. A level is left only some way below where
+-- it was entered, so that a queue at the border does not flutter.
+local LEVELS = { { at = 0.6, name = 'warn' }, { at = 0.8, name = 'bulk' }, { at = 0.95, name = 'standard' },
+  { at = 1.0, name = 'full' } }
+local HYSTERESIS = 0.05
+local function pressure()
+  local load = redis.call('HMGET', load_key(job.queue), 'bytes', 'pressure')
+  local fill = math.max(num_queued(job.queue) / LIMITS.max_queued_jobs,
+    tonumber(load[1] or '0') / LIMITS.max_queued_bytes)
+  local before, now = tonumber(load[2] or '0'), 0
+  for level, border in ipairs(LEVELS) do
+    if fill >= border.at or (level <= before and fill > border.at - HYSTERESIS) then now = level end
+  end
+  if now ~= before then redis.call('HSET', load_key(job.queue), 'pressure', now) end
+  return now
+end
+
+local level = pressure()
+if level == 4 then return { 'full', job.id } end
+if level >= 2 and job.priority == 'bulk' then return { 'shed', job.id } end
+if level >= 3 and job.priority == 'standard' then return { 'shed', job.id } end
+
+-- An estimate, from above: all live work of this priority and the more urgent ones is served first, at the measured
+-- speed, and then this job at the measured pace. Without a measurement everything is feasible.
+local function finish_estimate_ms()
+  local load = redis.call('HMGET', load_key(job.queue), 'speed', 'pace', 'cost:realtime', 'cost:standard', 'cost:bulk')
+  if not load[1] or not load[2] then return 0 end
+  local ahead = 0
+  for index, priority in ipairs(PRIORITIES) do
+    ahead = ahead + tonumber(load[index + 2] or '0')
+    if priority == job.priority then break end
+  end
+  return ahead / tonumber(load[1]) + job.cost * tonumber(load[2])
+end
+
+if job.must_meet_deadline and job.deadline_ms and finish_estimate_ms() > job.deadline_ms then
+  return { 'infeasible', job.id }
 end
 
 local deadline_ms = job.deadline_ms and NOW + job.deadline_ms
@@ -30,6 +67,10 @@ local function add(name, value)
     fields[#fields + 1] = name
     fields[#fields + 1] = type(value) == 'number' and int(value) or value
   end
+end
+if job.weight then
+  fields[#fields + 1] = 'weight'
+  fields[#fields + 1] = tostring(job.weight)
 end
 add('deadline_ms', deadline_ms)
 add('max_losses', job.max_losses)
