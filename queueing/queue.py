@@ -255,17 +255,18 @@ class JobQueue:
 
         `at_least` None is for a worker that takes nothing: it must not take a ring from those that do.
         """
-        bells = []
-        for queue in queues if at_least is not None else ():
-            if at_least is Priority.BULK:
-                bells.append(keys.BELL.of(self._prefix, queue=queue))
-                continue
-            bells += [
-                keys.URGENT_BELL.of(self._prefix, queue=queue, priority=priority.value)
-                for priority in Priority
-                if priority.level <= at_least.level
-            ]
-        return [keys.INBOX.of(self._prefix, worker=worker), *bells]
+        inbox = keys.INBOX.of(self._prefix, worker=worker)
+        if at_least is None:
+            return [inbox]
+        if at_least is Priority.BULK:
+            return [inbox, *(keys.BELL.of(self._prefix, queue=queue) for queue in queues)]
+        urgent = [priority.value for priority in Priority if priority.level <= at_least.level]
+        bells = (
+            keys.URGENT_BELL.of(self._prefix, queue=queue, priority=priority)
+            for queue in queues
+            for priority in urgent
+        )
+        return [inbox, *bells]
 
     def wake(self, worker: str) -> None:
         """Make a worker that blocks on its inbox look again."""
