@@ -98,7 +98,8 @@ def create_api(settings: Settings) -> Api:
 
 def _new_flask(settings: Settings) -> Flask:
     app = Flask("promptmill", static_folder=None)
-    app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
+    # One above the limit: see read_object.
+    app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes + 1
     # Every spelling of an address but the right one is a 404: no redirects, which lose bodies.
     app.url_map.merge_slashes = False
     app.url_map.converters["id"] = ObjectId

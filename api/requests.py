@@ -10,6 +10,7 @@ from typing import Any
 
 import structlog
 from flask import Flask, Response, g, request
+from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.routing import BaseConverter
 
 from ops.logs import Event
@@ -81,7 +82,11 @@ def read_object() -> dict[str, Any]:
     if request.mimetype != "application/json" or charset != "utf-8":
         message = "the body must be application/json in UTF-8"
         raise RequestError(FailureCode.UNSUPPORTED_MEDIA_TYPE, message)
-    return parse_object(request.get_data(cache=False))
+    data = request.get_data(cache=False)
+    # A chunked body is cut at the maximum without a word, so what reaches it may be half a body.
+    if request.max_content_length is not None and len(data) >= request.max_content_length:
+        raise RequestEntityTooLarge
+    return parse_object(data)
 
 
 def read_query(*known: str) -> dict[str, str]:

@@ -20,35 +20,41 @@ from queueing.wire import GenerateRequest
 
 MAX_DEADLINE_S = 30 * 86_400
 
+_Prompt = Annotated[
+    Annotated[str, Field(min_length=1)] | None, Field(description="a text that is not empty")
+]
+_ModelName = Annotated[
+    Annotated[str, Field(max_length=256)] | None, Field(description="the name of a served model")
+]
+_IgnoreEos = Annotated[
+    bool, Field(description="true to go on after the model's own end, up to max_tokens")
+]
+_PriorityName = Annotated[
+    Literal["realtime", "standard", "bulk"], Field(description="realtime, standard or bulk")
+]
+_DeadlineS = Annotated[
+    Annotated[float, Field(gt=0, le=MAX_DEADLINE_S)] | None,
+    Field(description="seconds from arrival, at most 30 days"),
+]
+_WebhookUrl = Annotated[str | None, Field(description="an https URL told when the job ends")]
+
 
 class JobBody(StrictModel):
     """The body of POST /v1/jobs: exactly one of `prompt` and `messages`, and how to answer it."""
 
-    prompt: Annotated[str | None, Field(min_length=1, description="a text that is not empty")] = (
-        None
-    )
+    prompt: _Prompt = None
     messages: Messages | None = None
-    model: Annotated[
-        str | None, Field(max_length=256, description="the name of a served model")
-    ] = None
+    model: _ModelName = None
     max_tokens: MaxTokens = None
     temperature: Temperature = 0.0
     top_p: TopP = 1.0
     top_k: TopK = 0
     seed: Seed = None
     stop: Stop = None
-    ignore_eos: Annotated[
-        bool, Field(description="true to go on after the model's own end, up to max_tokens")
-    ] = False
-    priority: Annotated[
-        Literal["realtime", "standard", "bulk"],
-        Field(description="realtime, standard or bulk"),
-    ] = "standard"
-    deadline_s: Annotated[
-        float | None,
-        Field(gt=0, le=MAX_DEADLINE_S, description="seconds from arrival, at most 30 days"),
-    ] = None
-    webhook_url: Annotated[str | None, Field(description="an https URL told when it ends")] = None
+    ignore_eos: _IgnoreEos = False
+    priority: _PriorityName = "standard"
+    deadline_s: _DeadlineS = None
+    webhook_url: _WebhookUrl = None
     metadata: Metadata = None
 
 

@@ -27,16 +27,16 @@ TopK = Annotated[int, Field(ge=0, le=1_000_000, description="an integer from 0, 
 Seed = Annotated[
     int | None, Field(ge=-_SEED_LIMIT, lt=_SEED_LIMIT, description="a 64-bit signed integer")
 ]
+_StopString = Annotated[str, StringConstraints(min_length=1, max_length=16_384)]
+# Lengths stand inside of the union: outside of it they would be asked of None too.
 Stop = Annotated[
-    list[Annotated[str, StringConstraints(min_length=1, max_length=16_384)]] | None,
+    Annotated[list[_StopString], Field(min_length=1, max_length=4)] | None,
     BeforeValidator(_as_list),
-    Field(min_length=1, max_length=4, description="one to four strings that are not empty"),
+    Field(description="one to four strings that are not empty"),
 ]
+_Name = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+_Value = Annotated[str, StringConstraints(max_length=512)]
 Metadata = Annotated[
-    dict[
-        Annotated[str, StringConstraints(min_length=1, max_length=64)],
-        Annotated[str, StringConstraints(max_length=512)],
-    ]
-    | None,
-    Field(max_length=16, description="up to 16 strings of up to 512 characters, names up to 64"),
+    Annotated[dict[_Name, _Value], Field(max_length=16)] | None,
+    Field(description="up to 16 strings of up to 512 characters, names up to 64"),
 ]

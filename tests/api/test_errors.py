@@ -123,10 +123,15 @@ def test_a_wrong_method_is_405_and_names_the_right_ones(client):
     assert "POST" in answer.headers["Allow"]
 
 
-def test_a_body_over_the_limit_is_413(client):
-    answer = client.post("/v1/jobs", json={"prompt": "x" * 65_536})
+def test_a_body_over_the_limit_is_413_and_one_at_the_limit_is_read(client):
+    def body(num_bytes):
+        return b'{"prompt":"%s"}' % (b"x" * (num_bytes - 13))
 
-    assert_refused(answer, 413, "request_too_large")
+    over = client.post("/v1/jobs", data=body(65_537), headers=JSON)
+    at = client.post("/v1/jobs", data=body(65_536), headers=JSON)
+
+    assert_refused(over, 413, "request_too_large")
+    assert_refused(at, 400, "context_length_exceeded")
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ NOT_JSON = {
     "a NUL byte": b'{"prompt":"a"}\x00',
 }
 
-WRONG = {
+WRONG: dict[str, list[object]] = {
     "max_tokens": [0, -5, 10**12, 2**63, 1e3, 1.5, "10", True, [], {}],
     "temperature": [-0.1, 2.1, "1", True, None, []],
     "top_p": [0, -1, 1.01, "1", False],
@@ -68,7 +68,7 @@ WRONG = {
     "webhook_url": ["", "x", 5, "ftp://example.com/", "https://example.com:22/"],
 }
 
-WRONG_MESSAGES = {
+WRONG_MESSAGES: dict[str, list[object]] = {
     "messages": [[], "hi", {}, {"role": "user", "content": "a"}],
     "messages[0]": [["hi"], [5], [None]],
     "messages[0].role": [
@@ -127,6 +127,16 @@ def test_messages_out_of_shape_are_400_naming_the_place(client, param, messages)
 
     assert answer.status_code == 400
     assert answer.json["error"]["param"] == param
+
+
+def test_null_is_the_same_as_leaving_a_field_out(client):
+    names = ["messages", "model", "max_tokens", "seed", "stop", "deadline_s", "webhook_url"]
+
+    answer = client.post("/v1/jobs", json={"prompt": "a"} | dict.fromkeys([*names, "metadata"]))
+
+    assert answer.status_code == 202
+    messages = [{"role": "user", "content": "a"}]
+    assert client.post("/v1/jobs", json={"prompt": None, "messages": messages}).status_code == 202
 
 
 def test_prompt_and_messages_exclude_each_other(client):

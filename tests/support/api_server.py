@@ -72,10 +72,10 @@ class ApiServer:
         return self._process.wait(_STOP_LIMIT_S)
 
     def stop(self) -> None:
-        """End the process, with its children if it does not end in time."""
+        """End the process at once, with its children if it does not end in time."""
         if self._process is None or self._process.poll() is not None:
             return
-        self.terminate()
+        self._process.send_signal(signal.SIGINT)
         try:
             self.wait()
         except subprocess.TimeoutExpired:
