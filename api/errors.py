@@ -12,7 +12,14 @@ from werkzeug.exceptions import HTTPException
 
 from api.drain import DrainingError
 from ops.metrics import StoreMetrics
-from queueing.errors import FailureCode, QueueFull, RequestError, StorageFull, StoreUnavailable
+from queueing.errors import (
+    FailureCode,
+    QueueFull,
+    QueueShed,
+    RequestError,
+    StorageFull,
+    StoreUnavailable,
+)
 
 _RETRY_AFTER_S = 5
 
@@ -26,6 +33,7 @@ _STATUS = {
     FailureCode.FILE_TOO_LARGE: 413,
     FailureCode.REQUEST_TOO_LARGE: 413,
     FailureCode.UNSUPPORTED_MEDIA_TYPE: 415,
+    FailureCode.OVERLOADED: 429,
     FailureCode.INTERNAL_ERROR: 500,
     FailureCode.DRAINING: 503,
     FailureCode.QUEUE_FULL: 503,
@@ -59,6 +67,7 @@ def register_error_handlers(app: Flask, store: StoreMetrics) -> None:
 
     app.register_error_handler(RequestError, _request_error)
     app.register_error_handler(QueueFull, _queue_full)
+    app.register_error_handler(QueueShed, _queue_shed)
     app.register_error_handler(DrainingError, _draining)
     app.register_error_handler(StorageFull, _storage_full)
     app.register_error_handler(HTTPException, _http_exception)
@@ -89,6 +98,11 @@ def _request_error(error: RequestError) -> Response:
 
 def _queue_full(error: QueueFull) -> Response:
     return _try_later(FailureCode.QUEUE_FULL, "the queue is full", error.retry_after_s)
+
+
+def _queue_shed(error: QueueShed) -> Response:
+    message = "the queue takes only more urgent work at present"
+    return _try_later(FailureCode.OVERLOADED, message, error.retry_after_s)
 
 
 def _draining(_: DrainingError) -> Response:

@@ -66,6 +66,7 @@ class JobRoutes:
             endpoint=_ENDPOINT,
             priority=Priority(body.priority),
             deadline_s=body.deadline_s,
+            must_meet_deadline=body.must_meet_deadline,
             webhook_url=body.webhook_url,
             metadata=body.metadata,
             idempotency=read_idempotency(_ENDPOINT, fields),

@@ -6,9 +6,9 @@ is checked by `size_job`.
 """
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from queueing.body import StrictModel
 from queueing.errors import FailureCode, RequestError
@@ -36,6 +36,9 @@ _DeadlineS = Annotated[
     Annotated[float, Field(gt=0, le=MAX_DEADLINE_S)] | None,
     Field(description="seconds from arrival, at most 30 days"),
 ]
+_MustMeetDeadline = Annotated[
+    bool, Field(description="true to be refused at once when the deadline is out of reach")
+]
 _WebhookUrl = Annotated[str | None, Field(description="an https URL told when the job ends")]
 
 
@@ -54,8 +57,16 @@ class JobBody(StrictModel):
     ignore_eos: _IgnoreEos = False
     priority: _PriorityName = "standard"
     deadline_s: _DeadlineS = None
+    must_meet_deadline: _MustMeetDeadline = False
     webhook_url: _WebhookUrl = None
     metadata: Metadata = None
+
+    @model_validator(mode="after")
+    def _check_deadline(self) -> Self:
+        if self.must_meet_deadline and self.deadline_s is None:
+            message = "must_meet_deadline needs a deadline_s"
+            raise RequestError(FailureCode.INVALID_REQUEST, message, "must_meet_deadline")
+        return self
 
 
 class JobReceipt(BaseModel):

@@ -13,7 +13,7 @@ from api.auth import Tenant
 from api.drain import Drain, DrainingError
 from ops.logs import Event
 from ops.metrics import HttpMetrics, JobMetrics
-from queueing.errors import QueueFull, StoreUnavailable
+from queueing.errors import QueueFull, QueueShed, StoreUnavailable
 from queueing.job import Enqueued, Idempotency, Job, Priority, generate_queue, new_id
 from queueing.queue import JobQueue
 from queueing.served_model import SizedRequest
@@ -33,6 +33,7 @@ class JobOptions:
     endpoint: str
     priority: Priority
     deadline_s: float | None = None
+    must_meet_deadline: bool = False
     webhook_url: str | None = None
     metadata: dict[str, str] | None = None
     idempotency: Idempotency | None = None
@@ -85,6 +86,8 @@ class Submission:
         self, error: QueueFull | StoreUnavailable | DrainingError, priority: Priority
     ) -> None:
         match error:
+            case QueueShed():
+                reason = "queue_soft"
             case QueueFull():
                 reason = "queue_full"
             case StoreUnavailable():
@@ -103,6 +106,7 @@ def _job_of(tenant: Tenant, sized: SizedRequest, options: JobOptions) -> Job:
         priority=options.priority,
         cost=sized.cost,
         deadline_s=options.deadline_s,
+        must_meet_deadline=options.must_meet_deadline,
         webhook_url=options.webhook_url,
         metadata=None if options.metadata is None else json.dumps(options.metadata),
         validate_ms=options.validate_ms,

@@ -164,6 +164,35 @@ def test_a_full_queue_is_503_with_the_time_to_come_back(settings):
     assert int(answer.headers["Retry-After"]) > 0
 
 
+def test_a_crowded_queue_sheds_what_can_wait_with_429(settings):
+    api = create_api(settings.model_copy(update={"max_queued_jobs": 5}))
+    client = api.app.test_client()
+    client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {API_KEY}"
+    for _ in range(4):
+        client.post("/v1/jobs", json={"prompt": "a"})
+
+    bulk = client.post("/v1/jobs", json={"prompt": "a", "priority": "bulk"})
+    standard = client.post("/v1/jobs", json={"prompt": "a"})
+
+    api.close()
+    assert_refused(bulk, 429, "overloaded")
+    assert 0 < int(bulk.headers["Retry-After"]) <= 120
+    assert standard.status_code == 202
+
+
+def test_a_deadline_out_of_reach_is_refused_to_who_asks(client, api):
+    asked = {"prompt": "a", "deadline_s": 1}
+    client.post("/v1/jobs", json={"prompt": "a"})
+    (load,) = api.client.keys("*generate.tiny:load")
+    api.client.hset(load, mapping={"speed": 0.001, "pace": 1000})
+
+    refused = client.post("/v1/jobs", json=asked | {"must_meet_deadline": True})
+    accepted = client.post("/v1/jobs", json=asked)
+
+    assert_refused(refused, 400, "deadline_infeasible", "deadline_s")
+    assert accepted.status_code == 202
+
+
 def test_a_draining_server_takes_no_work_and_is_not_ready(client, api):
     sent = client.post("/v1/jobs", json={"prompt": "a"})
 

@@ -52,6 +52,7 @@ WRONG: dict[str, list[object]] = {
     "stop": ["", [], [""], ["a"] * 5, [1], 5, {"a": 1}, ["a", None], "x" * 16_385],
     "ignore_eos": [1, "true", None],
     "priority": ["urgent", "", 0, None, "REALTIME", ["bulk"]],
+    "must_meet_deadline": [1, "true", None, True],
     "deadline_s": [0, -1, 10**9, "60", True, []],
     "metadata": [
         "x",
