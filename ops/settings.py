@@ -17,106 +17,118 @@ class Settings(BaseSettings):
 
     # Store
     redis_url: str = Field(
-        "redis://127.0.0.1:6379/0", description="The one Redis or Valkey server."
+        default="redis://127.0.0.1:6379/0", description="The one Redis or Valkey server."
     )
     key_prefix: str = Field(
-        "{pm}:", description="Prefix of every key; the braces keep one hash slot."
+        default="{pm}:", description="Prefix of every key; the braces keep one hash slot."
     )
     data_dir: Path = Field(
-        Path.home() / ".promptmill",
+        default=Path.home() / ".promptmill",
         description="Uploaded and produced files; one disk for all processes.",
     )
 
     # API
-    api_host: str = Field("127.0.0.1", description="Address the API listens on.")
-    api_port: int = Field(8100, ge=0, le=65535, description="Port of the API; 0 picks a free one.")
-    api_threads: int = Field(16, ge=2, description="Request threads of one API process.")
+    api_host: str = Field(default="127.0.0.1", description="Address the API listens on.")
+    api_port: int = Field(default=8100, ge=0, le=65535, description="Port of the API; 0 picks a free one.")
+    api_threads: int = Field(default=16, ge=2, description="Request threads of one API process.")
     api_max_waiters: int = Field(
-        8,
+        default=8,
         ge=1,
         description="Requests that may block in ?wait= at once; the other threads stay free to submit.",
     )
     api_key: SecretStr | None = Field(
-        None, description="The one API key; `up` and `demo` make one if unset."
+        default=None, description="The one API key; `up` and `demo` make one if unset."
     )
-    api_key_file: Path | None = Field(None, description="File that holds the API key.")
-    max_body_bytes: int = Field(1_048_576, ge=1024, description="Largest JSON request body.")
-    max_file_bytes: int = Field(209_715_200, ge=1024, description="Largest uploaded file.")
-    default_max_tokens: int = Field(256, ge=1, description="max_tokens of a job that names none.")
-    max_wait_s: float = Field(60.0, gt=0, description="Largest ?wait= in seconds.")
+    api_key_file: Path | None = Field(default=None, description="File that holds the API key.")
+    max_body_bytes: int = Field(default=1_048_576, ge=1024, description="Largest JSON request body.")
+    max_file_bytes: int = Field(default=209_715_200, ge=1024, description="Largest uploaded file.")
+    default_max_tokens: int = Field(default=256, ge=1, description="max_tokens of a job that names none.")
+    max_wait_s: float = Field(default=60.0, gt=0, description="Largest ?wait= in seconds.")
 
     # Queue
     max_queued_jobs: int = Field(
-        100_000, ge=1, description="Jobs a model's queue holds before it answers 503."
+        default=100_000, ge=1, description="Jobs a model's queue holds before it answers 503."
+    )
+    max_queued_bytes: int = Field(
+        default=1_073_741_824,
+        ge=1024,
+        description="Bytes its live jobs may hold, with room for their results, before it does.",
     )
     lease_s: float = Field(
-        15.0, gt=0, description="A claim is lost after this long without renewal."
+        default=15.0, gt=0, description="A claim is lost after this long without renewal."
     )
     renew_s: float = Field(
-        5.0, gt=0, description="Leases are renewed this often while the engine steps."
+        default=5.0, gt=0, description="Leases are renewed this often while the engine steps."
     )
     max_losses: int = Field(
-        3, ge=1, description="A job that was lost with its worker this often is dead."
+        default=3, ge=1, description="A job that was lost with its worker this often is dead."
     )
     result_ttl_s: int = Field(
-        86_400, ge=1, description="Lifetime of prompt and result text after the end."
+        default=86_400, ge=1, description="Lifetime of prompt and result text after the end."
     )
     record_ttl_s: int = Field(
-        604_800, ge=1, description="Lifetime of a job's record after the end."
+        default=604_800, ge=1, description="Lifetime of a job's record after the end."
     )
     idempotency_ttl_s: int = Field(
-        86_400, ge=1, description="How long an Idempotency-Key is remembered."
+        default=86_400, ge=1, description="How long an Idempotency-Key is remembered."
     )
 
     # Engine worker
     models: list[Path] = Field(
-        default_factory=list, description="Model folders this installation serves (JSON list)."
+       default_factory=list, description="Model folders this installation serves (JSON list)."
     )
-    slots: int = Field(32, ge=1, description="Sequences an engine runs at once.")
-    step_tokens: int = Field(512, ge=16, description="Token budget of one engine step.")
-    block_size: int = Field(32, ge=1, description="Tokens in one KV block.")
+    slots: int = Field(default=32, ge=1, description="Sequences an engine runs at once.")
+    step_tokens: int = Field(default=512, ge=16, description="Token budget of one engine step.")
+    block_size: int = Field(default=32, ge=1, description="Tokens in one KV block.")
     kv_blocks: int | None = Field(
-        None, description="KV blocks to allocate; from the memory budget if unset."
+        default=None, description="KV blocks to allocate; from the memory budget if unset."
     )
     memory_fraction: float = Field(
-        0.5, gt=0, le=0.95, description="Share of free memory the engine may take."
+        default=0.5, gt=0, le=0.95, description="Share of free memory the engine may take."
     )
-    dtype: str = Field("auto", description="auto, float32 or bfloat16.")
+    dtype: str = Field(default="auto", description="auto, float32 or bfloat16.")
     engine_threads: int | None = Field(
-        None, description="Threads of the tensor library; all cores if unset."
+        default=None, description="Threads of the tensor library; all cores if unset."
     )
     coalesce_ms: float = Field(
-        10.0, ge=0, description="An idle engine waits this long for company."
+        default=10.0, ge=0, description="An idle engine waits this long for company."
     )
-    watchdog_s: float = Field(60.0, gt=0, description="A step that takes longer ends the process.")
+    watchdog_s: float = Field(default=60.0, gt=0, description="A step that takes longer ends the process.")
     grace_s: float = Field(
-        30.0, ge=0, description="SIGTERM: how long running jobs may still finish."
+        default=30.0, ge=0, description="SIGTERM: how long running jobs may still finish."
     )
 
     # CPU worker
     cpu_slots: int = Field(
-        8, ge=1, description="Webhook deliveries and batch ticks a CPU worker runs at once."
+        default=8, ge=1, description="Webhook deliveries and batch ticks a CPU worker runs at once."
     )
     batch_window: int = Field(
-        256, ge=1, description="Lines of one batch kept in the queue at once."
+        default=256, ge=1, description="Lines of one batch kept in the queue at once."
     )
-    max_batch_lines: int = Field(50_000, ge=1, description="Lines one batch file may hold.")
+    max_batch_lines: int = Field(default=50_000, ge=1, description="Lines one batch file may hold.")
     webhook_secret: SecretStr | None = Field(
-        None, description="whsec_... secret that signs job webhooks."
+        default=None, description="whsec_... secret that signs job webhooks."
     )
-    webhook_allow_http: bool = Field(False, description="Allow http:// receivers.")
+    webhook_allow_http: bool = Field(default=False, description="Allow http:// receivers.")
     webhook_allow_networks: list[str] = Field(
-        default_factory=list,
+       default_factory=list,
         description="CIDRs of private networks webhooks may reach (JSON list).",
     )
-    webhook_timeout_s: float = Field(15.0, gt=0, description="Total time of one delivery attempt.")
+    webhook_allow_ports: list[int] = Field(
+       default_factory=list,
+        description="Ports webhooks may use beside the scheme's own (JSON list).",
+    )
+    webhook_timeout_s: float = Field(default=15.0, gt=0, description="Total time of one delivery attempt.")
 
     # Watching
     metrics_port: int = Field(
-        0, ge=0, le=65535, description="Port of a worker's /metrics; 0 turns it off."
+        default=0, ge=0, le=65535, description="Port of a worker's /metrics; 0 turns it off."
     )
-    flower_port: int = Field(5555, ge=0, le=65535, description="Port of Flower.")
-    log_level: str = Field("INFO", description="DEBUG, INFO, WARNING or ERROR.")
+    flower_port: int = Field(default=5555, ge=0, le=65535, description="Port of Flower.")
+    log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR.")
+    failpoint: str | None = Field(
+        default=None, description="For tests only: name:nth, where and when the process shall die."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "Settings":
@@ -134,6 +146,7 @@ class Settings(BaseSettings):
             "lease_ms": round(self.lease_s * 1000),
             "max_losses": self.max_losses,
             "max_queued_jobs": self.max_queued_jobs,
+            "max_queued_bytes": self.max_queued_bytes,
             "result_ttl_ms": self.result_ttl_s * 1000,
             "record_ttl_ms": self.record_ttl_s * 1000,
             "idempotency_ttl_ms": self.idempotency_ttl_s * 1000,

@@ -21,6 +21,7 @@ from queueing.errors import (
     RequestError,
     StaleLease,
 )
+from queueing.failpoints import Failpoint, Failpoints
 from queueing.job import (
     GENERATE_TASK,
     Claim,
@@ -90,7 +91,9 @@ class JobQueue:
         *,
         prefix: str = "{pm}:",
         clock: Clock | None = None,
+        failpoints: Failpoints | None = None,
     ) -> None:
+        self.failpoints = failpoints or Failpoints()
         self._client = client
         self._limits = limits or QueueLimits()
         self._prefix = prefix
@@ -113,6 +116,7 @@ class JobQueue:
         """
         with translated_errors():
             reply = self._enqueue(*self._enqueue_args(job, idempotency))
+        self.failpoints.reach(Failpoint.ENQUEUED)
         return self._enqueued(job, reply)
 
     def enqueue_many(self, jobs: Sequence[Job]) -> list[Enqueued]:

@@ -14,6 +14,7 @@ import structlog
 from engine.plan import StepOutput
 from ops.logs import Event as LogEvent
 from queueing.errors import FailureCode, StoreUnavailable
+from queueing.failpoints import Failpoint
 from queueing.job import JobResult, JobState, Lease, Outcome
 from queueing.queue import JobQueue
 from workers.observer import EngineObserver
@@ -64,6 +65,7 @@ class Delivery:
 
     def expect(self, job: RunningJob) -> None:
         """Take a job over before its first token can come."""
+        self._jobs.failpoints.reach(Failpoint.STARTED)
         self._running[job.tag] = job
         self._observer.claimed(job)
 
@@ -105,7 +107,10 @@ class Delivery:
         self._observer.step(output)
         for token in output.tokens:
             job = self._running.get(token.sequence_id)
-            if job is not None and job.take(token.token_id):
+            if job is None:
+                continue
+            self._jobs.failpoints.reach(Failpoint.GENERATING)
+            if job.take(token.token_id):
                 self._abort(job.tag)
                 self._complete(job, job.stopped())
         for completion in output.finished:
@@ -137,6 +142,7 @@ class Delivery:
     def _flush(self) -> None:
         while self._pending and time.monotonic() >= self._retry_at:
             outcomes = self._pending[:_MAX_BATCH]
+            self._jobs.failpoints.reach(Failpoint.FINISHING)
             try:
                 states = self._jobs.finish_many(outcomes)
             except StoreUnavailable as error:
@@ -145,6 +151,7 @@ class Delivery:
                     LogEvent.STORE_LOST, reason=error.kind, num_results=len(self._pending)
                 )
                 return
+            self._jobs.failpoints.reach(Failpoint.FINISHED)
             del self._pending[: len(outcomes)]
             self._report(outcomes, states)
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 
 from queueing.errors import FailureCode, StaleLease
+from queueing.failpoints import Failpoint
 from queueing.job import Claim, JobResult, JobState, Lease, Outcome, Priority
 from queueing.queue import JobQueue
 from queueing.transport import Room
@@ -67,6 +68,7 @@ class Intake:
 
     def accept(self, claim: Claim) -> None:
         """Hold a claim."""
+        self.queue.failpoints.reach(Failpoint.CLAIMED)
         with self._lock:
             self._claims[claim.lease.tag] = claim
 

@@ -1,0 +1,109 @@
+"""A model without tensors: its text is a pure function of prompt and seed, so results can be checked.
+
+The engine around it is the real one: scheduler, blocks, preemption. Only what is computed is made
+up, and how long a step takes. Words in a prompt make the step that computes it misbehave.
+"""
+
+import json
+import os
+import signal
+import time
+from hashlib import blake2b
+from typing import NoReturn
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from engine.admission import AdmissionEstimate
+from engine.blocks import BlockPool
+from engine.engine import Engine, EngineLimits
+from engine.plan import StepPlan
+from engine.scheduler import Scheduler, StepLimits
+from engine.sequence import Sequence
+from engine.tokenizer import Tokenizer
+from ops.settings import Settings
+
+KILLS, EXITS, HANGS = "#kills#", "#exits#", "#hangs#"
+
+_VOCABULARY = 256
+_LETTERS = "abcdefghijklmnopqrstuvwxyz     "
+_BLOCK_SIZE = 16
+
+
+def expected_text(prompt: str, max_tokens: int, seed: int | None = None) -> str:
+    """Return what the model answers to a prompt of plain ASCII."""
+    ids = list(prompt.encode())
+    return "".join(_letter(ids, seed, index) for index in range(max_tokens))
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Return a tokenizer with one token for each byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    codes = {letter: index for index, letter in enumerate(alphabet)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=codes, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return Tokenizer(json.dumps(json.loads(tokenizer.to_str())), None, {}, frozenset())
+
+
+def fake_engine(settings: Settings, step_s: float) -> Engine[None]:
+    """Make an engine whose every step takes `step_s` seconds."""
+    num_blocks = settings.kv_blocks or 512
+    tokenizer = byte_tokenizer()
+    scheduler = Scheduler(
+        BlockPool(num_blocks, _BLOCK_SIZE, cache_key=b"fake"),
+        StepLimits(settings.slots, settings.step_tokens),
+        AdmissionEstimate(),
+        frozenset(),
+    )
+    limits = EngineLimits(_VOCABULARY, 4096, settings.slots, num_blocks, _BLOCK_SIZE)
+    return Engine(scheduler, FakeRunner(tokenizer, step_s), FakeSampler(tokenizer), limits)
+
+
+class FakeRunner:
+    """Takes the time of a step, and does what the words of a prompt ask for."""
+
+    def __init__(self, tokenizer: Tokenizer, step_s: float) -> None:
+        self._tokenizer = tokenizer
+        self._step_s = step_s
+
+    def run(self, plan: StepPlan) -> None:
+        for chunk in plan.chunks:
+            if chunk.start == 0:
+                self._misbehave(self._tokenizer.decode(chunk.sequence.prompt_ids))
+        time.sleep(self._step_s)
+
+    def _misbehave(self, prompt: str) -> None:
+        if KILLS in prompt:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if EXITS in prompt:
+            os._exit(1)
+        if HANGS in prompt:
+            _hang()
+
+
+class FakeSampler:
+    """Says the letters that expected_text foretells."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def sample(self, hidden: None, sequences: list[Sequence]) -> list[int]:
+        del hidden
+        return [self._next(sequence) for sequence in sequences]
+
+    def _next(self, sequence: Sequence) -> int:
+        prompt = list(self._tokenizer.decode(sequence.prompt_ids).encode())
+        letter = _letter(prompt, sequence.sampling.seed, sequence.num_output)
+        return self._tokenizer.encode(letter)[0]
+
+
+def _letter(prompt_ids: list[int], seed: int | None, index: int) -> str:
+    digest = blake2b(bytes(prompt_ids), digest_size=8, salt=(seed or 0).to_bytes(8, "big"))
+    digest.update(index.to_bytes(4, "big"))
+    return _LETTERS[int.from_bytes(digest.digest(), "big") % len(_LETTERS)]
+
+
+def _hang() -> NoReturn:
+    while True:
+        time.sleep(60)

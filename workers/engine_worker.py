@@ -1,0 +1,98 @@
+"""The engine worker around an engine: intake, serving, delivery, and the Celery worker that drives them.
+
+A composition root that is handed its engine: workers/gpu.py makes one of a model folder. Imports no torch.
+"""
+
+import queue
+import secrets
+import socket
+from dataclasses import dataclass
+
+from celery import Celery
+from prometheus_client import start_http_server
+
+from engine.tokenizer import Tokenizer
+from ops.metrics import new_registry
+from ops.settings import Settings
+from queueing.failpoints import Failpoints
+from queueing.job import GENERATE_TASK, generate_queue
+from queueing.queue import JobQueue, QueueLimits
+from queueing.store import connect
+from workers.celery_config import configure_celery, consume_from, worker_options
+from workers.delivery import Delivery
+from workers.drain import Drain
+from workers.intake import Intake
+from workers.leases import LeaseRenewer
+from workers.observer import EngineObserver
+from workers.pool import EngineParts, EnginePool
+from workers.serving import Event, ServingLoop, SteppingEngine
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What a worker serves: a model's name, its engine, warm, and its tokenizer."""
+
+    name: str
+    engine: SteppingEngine
+    tokenizer: Tokenizer
+
+
+class EngineApp(Celery):
+    """The Celery app of an engine worker; the pool finds its parts here."""
+
+    engine_parts: EngineParts
+
+
+def serve(model: LoadedModel, settings: Settings, name: str | None = None) -> int:
+    """Serve a model until a signal; return the exit status."""
+    worker = f"{name or 'engine'}@{socket.gethostname()}"
+    jobs = JobQueue(
+        connect(settings.redis_url),
+        QueueLimits(**settings.queue_limits()),
+        prefix=settings.key_prefix,
+        failpoints=Failpoints(settings.failpoint),
+    )
+    intake = Intake(
+        jobs,
+        f"{worker}.{secrets.token_hex(4)}",
+        slots=settings.slots,
+        urgent_slots=max(1, settings.slots // 8),
+    )
+    registry = new_registry()
+    observer = EngineObserver(registry, model.name, worker, model.engine.capacity)
+    app = EngineApp("promptmill.engine", set_as_current=False)
+    configure_celery(app, settings.redis_url, intake)
+    consume_from(app, [generate_queue(model.name)])
+    app.task(name=GENERATE_TASK)(_generate)
+    app.engine_parts = _parts(settings, model, intake, observer)
+    Drain(intake, settings.grace_s).install()
+    if settings.metrics_port:
+        start_http_server(settings.metrics_port, "127.0.0.1", registry)
+    celery_worker = app.Worker(pool=EnginePool, **worker_options(worker, settings.slots))
+    observer.ready(True)
+    celery_worker.start()
+    observer.ready(False)
+    return int(celery_worker.exitcode or 0)
+
+
+def _parts(
+    settings: Settings, model: LoadedModel, intake: Intake, observer: EngineObserver
+) -> EngineParts:
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    serving = ServingLoop(model.engine, events, coalesce_s=settings.coalesce_ms / 1000)
+    delivery = Delivery(
+        intake.queue, events, observer, abort=serving.abort, on_finished=intake.forget
+    )
+    renewer = LeaseRenewer(
+        intake,
+        settings.renew_s,
+        on_lost=lambda lease: delivery.lose(lease.tag),
+        progress=lambda: serving.num_turns,
+    )
+    return EngineParts(intake, model.tokenizer, serving, delivery, renewer, settings.watchdog_s)
+
+
+def _generate(job_id: str) -> None:
+    """Be the task Celery knows; EnginePool runs the job without calling it."""
+    msg = f"{job_id} was run outside the engine pool"
+    raise AssertionError(msg)
