@@ -36,7 +36,7 @@ class Key:
 
 # hash, until record_ttl_s after the end. queue tenant priority state arrival_ms due_ms deadline_ms? not_before_ms? cost
 # bytes max_losses? fence losses attempts worker? first_claim_ms? claimed_ms? finished_ms? finished_fence? code? stage?
-# stages? webhook? metadata? batch? line? custom_id? validate_ms
+# stages? webhook? metadata? batch? line? custom_id? validate_ms; of a delivery: endpoint? event? event_id? replayed_as?
 JOB = Key("job", "job:{id}")
 # string, JSON of wire.py: what the worker reads. Until result_ttl_s after the end.
 REQUEST = Key("request", "job:{id}:request")
@@ -92,6 +92,18 @@ FILE = Key("file", "file:{id}")
 FILES = Key("files", "tenant:{tenant}:files")
 # zset file id -> the instant its lifetime is over: every file there is.
 FILE_EXPIRY = Key("file_expiry", "file_expiry")
+# hash, until deleted. tenant name url event_types (JSON list) secret (whsec_...) old_secret? old_secret_until_ms?
+# created_ms updated_ms failures? failing_since_ms? paused_until_ms? disabled_ms? disabled_reason?
+ENDPOINT = Key("endpoint", "endpoint:{id}")
+# zset endpoint id -> created_ms of one tenant.
+ENDPOINTS = Key("endpoints", "tenant:{tenant}:endpoints")
+# set of the ids of a tenant's endpoints that are enabled and asked for an event. Gone when empty.
+SUBSCRIBERS = Key("subscribers", "tenant:{tenant}:event:{event}:endpoints")
+# zset delivery id -> created_ms: the newest deliveries to an endpoint, of which those that ended longer than
+# record_ttl_ms ago have no record any more. Gone with the endpoint.
+DELIVERIES = Key("deliveries", "endpoint:{id}:deliveries")
+# list of JSON {at_ms, result, status?, duration_ms}: a delivery's attempts. For record_ttl_ms after the last.
+ATTEMPTS = Key("attempts", "delivery:{id}:attempts")
 # string, for 10 s: written by readiness probes to see that the store takes writes.
 PROBE = Key("probe", "probe")
 
@@ -123,6 +135,11 @@ LUA_FAMILIES = (
     FILE,
     FILES,
     FILE_EXPIRY,
+    ENDPOINT,
+    ENDPOINTS,
+    SUBSCRIBERS,
+    DELIVERIES,
+    ATTEMPTS,
 )
 
 

@@ -1,12 +1,19 @@
 """The outbox: what waits to be told to a webhook's receiver, as the request of a job.
 
-A delivery is queued in WEBHOOK_QUEUE by the script that ends the job it tells of (put_webhook in
-scripts/_shared.lua), so an end without its event can't exist. Its job id is the event's id, one and
-the same on every attempt. The body is made once: what is stored is what is signed and sent, byte
-for byte. Knows no HTTP.
+A delivery is queued in WEBHOOK_QUEUE by the script that ends the job it tells of (put_events in
+scripts/_shared.lua), so an end without its event can't exist. The event's id is one and the same on
+every attempt and at every receiver. The body is made once: what is stored is what is signed and
+sent, byte for byte. Knows no HTTP.
 
-Fields of the request: url, body (the event's JSON as text), attempts (made so far, 0 if absent),
-blocked (how many of them found the address forbidden, 0 if absent).
+Fields of the request (absent where they say so):
+
+    body          the event's JSON, as text
+    event_id      evt_..., the webhook-id
+    url           whom a job named; absent for an endpoint
+    endpoint_id   whep_..., whose URL and secrets are looked up at each attempt; absent for a URL
+    is_test       a sample: one attempt, also when the endpoint is disabled; absent if not
+    attempts      made so far; absent for none
+    blocked       how many of them found the address forbidden; absent for none
 """
 
 import json
@@ -17,20 +24,19 @@ from dataclasses import asdict, dataclass
 class Delivery:
     """One event on its way to one receiver, with its progress."""
 
-    url: str
     body: str
+    event_id: str
+    url: str | None = None
+    endpoint_id: str | None = None
+    is_test: bool = False
     attempts: int = 0
     blocked: int = 0
-
-    @property
-    def receiver(self) -> str:
-        """Who is asked: scheme, host and port as the URL has them."""
-        return "/".join(self.url.split("/", 3)[:3]).partition("?")[0]
 
 
 def encode_delivery(delivery: Delivery) -> str:
     """Write what the next attempt reads."""
-    return json.dumps(asdict(delivery), separators=(",", ":"))
+    fields = {name: value for name, value in asdict(delivery).items() if value}
+    return json.dumps(fields, separators=(",", ":"))
 
 
 def decode_delivery(request: str) -> Delivery:

@@ -118,15 +118,66 @@ local function put_job(id, queue, priority, tenant, request, due_ms, not_before_
   count(queue, 'submitted')
 end
 
--- Queue one delivery of an event; its id follows from the object's, so a repeat can't make a second one.
-local function put_webhook(object_id, tenant, url, event)
-  local random_part = string.match(object_id, '[-_](.+)$')
-  local id = 'evt_' .. random_part
-  if redis.call('EXISTS', job_key(id)) == 1 then return end
-  local body = '{"id":"' .. id .. '","object":"event","type":"' .. event .. '","created_at":' ..
+-- The event that an object's end is; nil for a line of a batch, for what is waited for, for a delivery itself.
+local RESPONSE_EVENTS = { completed = 'completed', cancelled = 'cancelled', failed = 'failed', expired = 'failed',
+  dead = 'failed' }
+local function event_of(id, state, result, is_line)
+  local kind = string.match(id, '^(%a+)_')
+  if kind == 'batch' or (kind == 'job' and not is_line) then return kind .. '.' .. state end
+  if kind ~= 'resp' then return nil end
+  -- A text that spells this has its quotes escaped.
+  local is_cut = string.find(result, '"finish_reason":"length"', 1, true)
+  return 'response.' .. (state == 'completed' and is_cut and 'incomplete' or RESPONSE_EVENTS[state])
+end
+
+local function event_body(event_id, event, object_id)
+  return '{"id":"' .. event_id .. '","object":"event","type":"' .. event .. '","created_at":' ..
     int(math.floor(NOW / 1000)) .. ',"data":{"id":"' .. object_id .. '"}}'
-  put_job(id, 'webhooks', 'standard', tenant, cjson.encode({ url = url, body = body }),
-    NOW + LIMITS.patience_ms.standard, NOW, nil, { 'cost', '1', 'max_losses', '0' })
+end
+
+-- Queue one delivery (see outbox.py) unless it is queued already.
+local function put_delivery(id, tenant, priority, delivery, fields)
+  if redis.call('EXISTS', job_key(id)) == 1 then return end
+  put_job(id, 'webhooks', priority, tenant, cjson.encode(delivery), NOW + LIMITS.patience_ms[priority], NOW, nil,
+    { 'cost', '1', 'max_losses', '0', unpack(fields) })
+end
+
+-- The same to a registered endpoint, which lists what it was sent.
+local MAX_LISTED_DELIVERIES = 1000
+local function put_endpoint_delivery(id, tenant, priority, endpoint_id, event, delivery)
+  delivery.endpoint_id = endpoint_id
+  put_delivery(id, tenant, priority, delivery,
+    { 'endpoint', endpoint_id, 'event', event, 'event_id', delivery.event_id })
+  redis.call('ZADD', deliveries_key(endpoint_id), 'NX', int(NOW), id)
+  redis.call('ZREMRANGEBYRANK', deliveries_key(endpoint_id), 0, -MAX_LISTED_DELIVERIES - 1)
+end
+
+-- An endpoint is in the sets of its events while it is enabled.
+local function each_subscription(endpoint_id, command)
+  local endpoint = redis.call('HMGET', endpoint_key(endpoint_id), 'tenant', 'event_types')
+  for _, event in ipairs(cjson.decode(endpoint[2] or '[]')) do
+    redis.call(command, subscribers_key(endpoint[1], event), endpoint_id)
+  end
+end
+
+local function unsubscribe(endpoint_id) each_subscription(endpoint_id, 'SREM') end
+
+local function subscribe(endpoint_id)
+  if redis.call('HEXISTS', endpoint_key(endpoint_id), 'disabled_ms') == 0 then
+    each_subscription(endpoint_id, 'SADD')
+  end
+end
+
+-- Tell of an object's end: the receiver it named, and the tenant's endpoints that asked for such events. The ids follow
+-- from the object's, so that a repeat can't make a second delivery.
+local function put_events(object_id, tenant, url, event)
+  local event_id = 'evt_' .. string.match(object_id, '[-_](.+)$')
+  local body = event_body(event_id, event, object_id)
+  if url then put_delivery(event_id, tenant, 'standard', { url = url, body = body, event_id = event_id }, {}) end
+  for _, endpoint_id in ipairs(redis.call('SMEMBERS', subscribers_key(tenant, event))) do
+    local id = 'dlv_' .. string.sub(redis.sha1hex(event_id .. endpoint_id), 1, 22)
+    put_endpoint_delivery(id, tenant, 'standard', endpoint_id, event, { body = body, event_id = event_id })
+  end
 end
 
 -- Let a batch's tick be claimed now instead of later; a tick that runs looks again before it rests.
@@ -181,7 +232,9 @@ local function end_job(id, state, result, code, message, stage)
   if code ~= '' then redis.call('HSET', job_key(id), 'code', code) end
   if stage ~= '' then redis.call('HSET', job_key(id), 'stage', stage) end
   redis.call('SET', result_key(id), result, 'PX', LIMITS.result_ttl_ms)
-  redis.call('PEXPIRE', request_key(id), LIMITS.result_ttl_ms)
+  -- What was to be delivered can be sent again as long as its record is listed.
+  local request_ttl_ms = queue == 'webhooks' and LIMITS.record_ttl_ms or LIMITS.result_ttl_ms
+  redis.call('PEXPIRE', request_key(id), request_ttl_ms)
   redis.call('PEXPIRE', job_key(id), LIMITS.record_ttl_ms)
   count(queue, state)
   if job[6] then
@@ -189,7 +242,8 @@ local function end_job(id, state, result, code, message, stage)
     redis.call('PEXPIRE', result_key(id), LIMITS.record_ttl_ms)
     note_batch_line(job[6], id, job[7], job[8], state)
   end
-  if job[5] then put_webhook(id, tenant, job[5], 'job.' .. state) end
+  local event = event_of(id, state, result, job[6])
+  if event then put_events(id, tenant, job[5], event) end
   redis.call('PUBLISH', ended_key(), id)
 end
 

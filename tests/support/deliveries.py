@@ -6,6 +6,8 @@ from prometheus_client import CollectorRegistry
 
 from ops.metrics import WebhookMetrics
 from queueing.clock import ManualClock, SystemClock
+from queueing.deliveries import DeliveryLog
+from queueing.endpoints import EndpointStore
 from queueing.job import WEBHOOK_QUEUE, Claim, Job, JobError, JobResult, JobState, Outcome
 from queueing.queue import JobQueue
 from queueing.store import connect
@@ -14,7 +16,8 @@ from queueing.webhook_url import UrlPolicy
 from tests.support.receiver import Received
 from workers.webhook_client import WebhookClient
 from workers.webhook_lanes import Lanes
-from workers.webhooks import DeliveryRules, WebhookDeliverer
+from workers.webhook_receivers import Receivers
+from workers.webhooks import STANDARD_SCHEDULE_S, RetrySchedule, WebhookDeliverer
 
 SECRET = WebhookSecret(b"s" * 32)
 
@@ -29,10 +32,13 @@ class DeliveryBench:
         *,
         timeout_s: float = 5.0,
         slots: int = 4,
-        **rules,
+        schedule_s: tuple[float, ...] = STANDARD_SCHEDULE_S,
     ) -> None:
         self.clock = ManualClock(SystemClock().now_ms())
-        self.queue = JobQueue(connect(url), clock=self.clock)
+        client = connect(url)
+        self.queue = JobQueue(client, clock=self.clock)
+        self.endpoints = EndpointStore(client, clock=self.clock)
+        self.log = DeliveryLog(client, clock=self.clock)
         self.lanes = Lanes(slots)
         self._registry = CollectorRegistry()
         policy = UrlPolicy.of(
@@ -41,9 +47,9 @@ class DeliveryBench:
         self.deliverer = WebhookDeliverer(
             self.queue,
             WebhookClient(policy, timeout_s, self.clock),
-            DeliveryRules(SECRET, **rules),
-            self.lanes,
+            Receivers(self.endpoints, self.log, self.lanes, SECRET),
             WebhookMetrics(self._registry),
+            RetrySchedule(schedule_s),
         )
 
     def end_a_job(self, webhook_url: str, name: str = "1") -> str:

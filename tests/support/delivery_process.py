@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from ops.metrics import WebhookMetrics
 from queueing.clock import SystemClock
+from queueing.deliveries import DeliveryLog
+from queueing.endpoints import EndpointStore
 from queueing.job import WEBHOOK_QUEUE
 from queueing.queue import JobQueue, QueueLimits
 from queueing.store import connect
@@ -20,21 +22,23 @@ from tests.support.cpu_worker import cpu_worker
 from tests.support.deliveries import SECRET
 from workers.webhook_client import WebhookClient
 from workers.webhook_lanes import Lanes
-from workers.webhooks import DeliveryRules, WebhookDeliverer
+from workers.webhook_receivers import Receivers
+from workers.webhooks import RetrySchedule, WebhookDeliverer
 
 
 def main(redis_url: str, port: int) -> None:
     """Deliver until told to stop."""
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    queue = JobQueue(connect(redis_url), QueueLimits(lease_ms=500))
+    client = connect(redis_url)
+    queue = JobQueue(client, QueueLimits(lease_ms=500))
     policy = UrlPolicy.of(allow_http=True, allow_networks=["127.0.0.0/8"], allowed_ports=[port])
     deliverer = WebhookDeliverer(
         queue,
         WebhookClient(policy, 5.0, SystemClock()),
-        DeliveryRules(SECRET),
-        Lanes(slots=4),
+        Receivers(EndpointStore(client), DeliveryLog(client), Lanes(slots=4), SECRET),
         WebhookMetrics(CollectorRegistry()),
+        RetrySchedule(),
     )
     with cpu_worker(redis_url, queue, WEBHOOK_QUEUE, deliverer.deliver, slots=1):
         stopped.wait()

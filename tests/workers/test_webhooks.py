@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from queueing.errors import FailureCode
 from queueing.job import JobError, JobResult, JobState, Outcome
 from queueing.outbox import Delivery
-from tests.support.deliveries import SECRET, DeliveryBench
+from tests.support.deliveries import DeliveryBench
 from tests.support.receiver import answers, answers_in_turn, receiver
 from workers.webhook_client import Attempt, AttemptResult
-from workers.webhooks import STANDARD_SCHEDULE_S, Delivered, DeliveryRules, GivenUp, Retry
+from workers.webhooks import STANDARD_SCHEDULE_S, Delivered, GivenUp, Retry, RetrySchedule
 
-RULES = DeliveryRules(SECRET)
+SCHEDULE = RetrySchedule()
 ANSWERED = {
     AttemptResult.REDIRECT: 301,
     AttemptResult.REFUSED: 404,
@@ -25,13 +25,13 @@ def failed(result=AttemptResult.SERVER_ERROR, **fields):
     return Attempt(result, 0.1, ANSWERED.get(result), **fields)
 
 
-def after(delivery_fields, attempt, rules=RULES):
-    return rules.after("evt_1", Delivery("https://a.example/", "{}", **delivery_fields), attempt)
+def after(attempt, *, attempts=1, **fields):
+    return SCHEDULE.after(Delivery("{}", "evt_1", attempts=attempts, **fields), attempt)
 
 
 @pytest.mark.parametrize("attempts", range(1, 10))
 def test_retries_follow_the_standard_schedule_with_jitter(attempts):
-    decision = after({"attempts": attempts}, failed())
+    decision = after(failed(), attempts=attempts)
 
     assert isinstance(decision, Retry)
     assert 1.0 <= decision.delay_s / STANDARD_SCHEDULE_S[attempts] <= 1.2
@@ -43,31 +43,31 @@ def test_the_standard_schedule_tries_ten_times_in_three_days():
 
 
 def test_the_last_attempt_gives_up_with_a_reason():
-    decision = after({"attempts": 10}, failed(AttemptResult.TIMEOUT))
+    decision = after(failed(AttemptResult.TIMEOUT), attempts=10)
 
     assert decision == GivenUp("no success in 10 attempts, the last one: timeout")
 
 
 def test_a_receiver_that_is_gone_is_not_tried_again():
-    decision = after({"attempts": 1}, Attempt(AttemptResult.REFUSED, 0.1, 410))
+    decision = after(Attempt(AttemptResult.REFUSED, 0.1, 410))
 
-    assert decision == GivenUp("the receiver is gone (410)")
+    assert decision == GivenUp("the receiver is gone (410)", is_final=True)
 
 
 def test_a_forbidden_address_is_not_retried_more_than_three_times():
     blocked = failed(AttemptResult.BLOCKED)
 
-    assert isinstance(after({"attempts": 3, "blocked": 3}, blocked), Retry)
-    assert isinstance(after({"attempts": 4, "blocked": 4}, blocked), GivenUp)
+    assert isinstance(after(blocked, attempts=3, blocked=3), Retry)
+    assert isinstance(after(blocked, attempts=4, blocked=4), GivenUp)
 
 
 def test_the_receivers_wish_to_wait_is_kept_when_it_is_longer_than_ours():
-    assert after({"attempts": 1}, failed(retry_after_s=90.0)) == Retry(90.0)
-    assert after({"attempts": 9}, failed(retry_after_s=90.0)) != Retry(90.0)
+    assert after(failed(retry_after_s=90.0), attempts=1) == Retry(90.0)
+    assert after(failed(retry_after_s=90.0), attempts=9) != Retry(90.0)
 
 
 def test_a_wish_to_wait_for_years_is_capped_at_a_day():
-    assert after({"attempts": 1}, failed(retry_after_s=1e9)) == Retry(86_400.0)
+    assert after(failed(retry_after_s=1e9), attempts=1) == Retry(86_400.0)
 
 
 @given(
@@ -80,9 +80,9 @@ def test_a_wish_to_wait_for_years_is_capped_at_a_day():
 def test_a_failure_is_retried_within_bounds_or_given_up(
     result, attempts, blocked, wish_s, webhook_id
 ):
-    delivery = Delivery("https://a.example/", "{}", attempts=attempts, blocked=blocked)
+    delivery = Delivery("{}", webhook_id, attempts=attempts, blocked=blocked)
 
-    decision = RULES.after(webhook_id, delivery, failed(result, retry_after_s=wish_s))
+    decision = SCHEDULE.after(delivery, failed(result, retry_after_s=wish_s))
 
     assert not isinstance(decision, Delivered)
     assert isinstance(decision, GivenUp) or 5.0 <= decision.delay_s <= 86_400 * 1.2
