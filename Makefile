@@ -12,7 +12,7 @@ CONVERTED := $(MODEL)/manifest.json
 CODE := api engine ops queueing workers tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup model check fix lint types contracts spelling unit lock lock-check clean
+.PHONY: help demo test setup model check fix lint types contracts spelling unit bench lock lock-check clean
 
 help: ## List what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do \
@@ -49,6 +49,9 @@ spelling: $(INSTALLED) ## Check spelling
 
 unit: $(INSTALLED) ## Run the quick tests
 	$(RUN) -m pytest -m "not e2e and not real_model"
+
+bench: setup ## Measure our engine beside transformers, on an idle machine
+	$(RUN) -m ops.bench --model $(MODEL)
 
 lock: $(INSTALLED) ## Remake the dependency locks
 	. $(VENV)/bin/activate && ops/locks/lock.sh

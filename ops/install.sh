@@ -9,8 +9,8 @@ python=${PYTHON:-python3}
 size_of_cpu="0.3 GB to download, 1.4 GB on disk"
 size_of_cuda="2.9 GB to download, 5.2 GB on disk"
 
-if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-    echo "promptmill needs Python 3.11 or later; $python is $("$python" --version 2>&1)." >&2
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; then
+    echo "promptmill needs Python 3.11 or later, and $python is not ($("$python" --version 2>&1 | tail -1))." >&2
     echo "Name another one: make PYTHON=python3.12" >&2
     exit 1
 fi
