@@ -84,7 +84,7 @@ def test_each_image_is_a_target_of_the_dockerfile(services, name):
 def test_images_run_without_root():
     lines = (REPOSITORY / "ops" / "docker" / "Dockerfile").read_text().splitlines()
 
-    assert lines.index("USER promptmill") < lines.index("FROM runtime AS light")
+    assert lines.index("USER 10001") < lines.index("FROM runtime AS light")
 
 
 @pytest.mark.parametrize("name", UNITS)
