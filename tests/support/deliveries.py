@@ -7,8 +7,17 @@ from prometheus_client import CollectorRegistry
 from ops.metrics import WebhookMetrics
 from queueing.clock import ManualClock, SystemClock
 from queueing.deliveries import DeliveryLog
-from queueing.endpoints import EndpointStore
-from queueing.job import WEBHOOK_QUEUE, Claim, Job, JobError, JobResult, JobState, Outcome
+from queueing.endpoints import Endpoint, EndpointForm, EndpointStore, EventType
+from queueing.job import (
+    DEFAULT_TENANT,
+    WEBHOOK_QUEUE,
+    Claim,
+    Job,
+    JobError,
+    JobResult,
+    JobState,
+    Outcome,
+)
 from queueing.queue import JobQueue
 from queueing.store import connect
 from queueing.webhook_signature import WebhookSecret, verify
@@ -52,12 +61,18 @@ class DeliveryBench:
             RetrySchedule(schedule_s),
         )
 
-    def end_a_job(self, webhook_url: str, name: str = "1") -> str:
-        """Complete the job job_<name> with a webhook; return the id of its event."""
+    def end_a_job(self, webhook_url: str | None = None, name: str = "1") -> str:
+        """Complete the job job_<name>; return the id of its event."""
         self.queue.enqueue(Job(f"job_{name}", "generate.m", "{}", webhook_url=webhook_url))
         (claim,) = self.queue.claim("generate.m", "engine", limit=1)
         self.queue.finish(Outcome(claim.lease, JobResult(JobState.COMPLETED)))
         return f"evt_{name}"
+
+    def register(self, url: str, *event_types: EventType) -> Endpoint:
+        """Register an endpoint of the default tenant for some events."""
+        form = EndpointForm(name="receiver", url=url, event_types=event_types)
+        endpoint, _ = self.endpoints.create(DEFAULT_TENANT, form)
+        return endpoint
 
     def claim_due(self) -> list[Claim]:
         """Lease what is due of the webhook queue."""
@@ -70,19 +85,25 @@ class DeliveryBench:
             self.deliverer.deliver(claim.lease, claim.request)
         return len(claims)
 
-    def verified_id(self, received: Received) -> str:
+    def disabled_reason(self, endpoint: Endpoint) -> str | None:
+        """Return why an endpoint is disabled now; None while it is not."""
+        found = self.endpoints.get(endpoint.id, endpoint.tenant)
+        assert found is not None
+        return found.disabled_reason
+
+    def verified_id(self, received: Received, secret: WebhookSecret = SECRET) -> str:
         """Return the event id of a request whose signature is good now."""
-        return verify(SECRET, received.headers, received.body, self.clock.now_ms() / 1000)
+        return verify(secret, received.headers, received.body, self.clock.now_ms() / 1000)
 
     def state(self, event_id: str) -> JobState:
         """Return where a delivery is."""
-        record = self.queue.get(event_id, "default")
+        record = self.queue.get(event_id, DEFAULT_TENANT)
         assert record is not None
         return record.state
 
     def error(self, event_id: str) -> JobError | None:
         """Return why a delivery failed."""
-        record = self.queue.get(event_id, "default")
+        record = self.queue.get(event_id, DEFAULT_TENANT)
         assert record is not None
         assert record.result is not None
         return record.result.error
