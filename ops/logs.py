@@ -46,7 +46,10 @@ _MAX_CAUSES = 5
 _QUOTING_EXCEPTIONS = (ValueError, LookupError, TypeError)
 # Loggers that speak of every request, with URLs and their queries; our own events say the same
 # without.
-_QUIET_LOGGERS = ("gunicorn.access", "httpcore", "httpx", "tornado.access", "werkzeug")
+_QUIET_LOGGERS = (
+    *("celery.app.trace", "celery.worker.strategy"),
+    *("gunicorn.access", "httpcore", "httpx", "tornado.access", "werkzeug"),
+)
 # Loggers that bring handlers of their own, which would print a second, plain line.
 _ROUTED_LOGGERS = ("celery", "celery.task", "gunicorn.error", "kombu", "py.warnings")
 

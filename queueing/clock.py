@@ -1,5 +1,6 @@
 """Time as the queue sees it. Instants that two machines compare come from Redis; tests drive their own clock."""
 
+import time
 from typing import Protocol
 
 
@@ -24,3 +25,11 @@ class ManualClock:
     def advance(self, ms: int) -> None:
         """Move on by `ms` milliseconds."""
         self._now_ms += ms
+
+
+class SystemClock:
+    """This machine's clock, for instants that are told to outsiders; never compared with another machine's."""
+
+    def now_ms(self) -> int:
+        """Return the wall clock's time."""
+        return time.time_ns() // 1_000_000

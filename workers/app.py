@@ -3,24 +3,45 @@
 import secrets
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import redis
+import redis
 import structlog
 from celery import Celery
 from prometheus_client import start_http_server
 
+from engine.registry import load_manifest
+from engine.tokenizer import Tokenizer
 from ops.logs import Event, configure_logging
 from ops.metrics import WebhookMetrics, new_registry
 from ops.settings import Settings
+from queueing.batch_store import BatchStore
+from queueing.clock import SystemClock
+from queueing.deliveries import DeliveryLog
+from queueing.endpoints import EndpointStore
+from queueing.deliveries import DeliveryLog
+from queueing.endpoints import EndpointStore
 from queueing.errors import StaleLease
+from queueing.files import FileStore
 from queueing.job import BATCH_QUEUE, JANITOR_QUEUE, WEBHOOK_QUEUE, Lease, task_of_queue
+from queueing.openai_chat import parse_chat_body, size_chat
 from queueing.queue import JobQueue, QueueLimits
+from queueing.served_model import ServedModel, ServedModels, SizedRequest
 from queueing.store import connect
+from queueing.webhook_signature import WebhookSecret
+from queueing.webhook_url import UrlPolicy
+from workers.batches import BatchTicker
 from workers.celery_config import consume_from, make_celery, worker_options
 from workers.drain import Drain
 from workers.intake import Intake
 from workers.janitor import Janitor
 from workers.leases import LeaseKeeper, LeaseRenewer
+from workers.webhook_client import WebhookClient
+from workers.webhook_lanes import Lanes
+from workers.webhook_receivers import Receivers
+from workers.webhooks import RetrySchedule, WebhookDeliverer
 
 Work = Callable[[Lease, str], None]
 
@@ -38,20 +59,22 @@ class CpuTasks:
 
     def register(self, app: Celery) -> None:
         """Make one Celery task a queue."""
-        for queue in self._works:
-            app.task(self._run, name=task_of_queue(queue), bind=True)
 
-    def _run(self, task: Any, job_id: str) -> None:
-        headers = task.request
-        lease = Lease(job_id, headers.get("queue"), headers.get("fence"))
+        def run(task: Any, job_id: str) -> None:  # Celery binds the task to a plain function only
+            self._run(Lease(job_id, task.request.queue, task.request.fence))
+
+        for queue in self._works:
+            app.task(name=task_of_queue(queue), bind=True)(run)
+
+    def _run(self, lease: Lease) -> None:
         claim = self._intake.held(lease.tag)
         if claim is None:
             return  # the lease was lost before a thread was free
         try:
-            with structlog.contextvars.bound_contextvars(job_id=job_id, fence=lease.fence):
+            with structlog.contextvars.bound_contextvars(job_id=lease.job_id, fence=lease.fence):
                 self._works[lease.queue](lease, claim.request)
         except StaleLease:
-            self._log.info(Event.RESULT_REFUSED, job_id=job_id, fence=lease.fence)
+            self._log.info(Event.RESULT_REFUSED, job_id=lease.job_id, fence=lease.fence)
         finally:
             self._intake.forget(lease)
 
@@ -60,16 +83,21 @@ def run_cpu_worker(settings: Settings, name: str | None = None) -> int:
     """Run CPU work until a signal; return the exit status."""
     configure_logging("cpu", settings.log_level)
     worker = f"{name or 'cpu'}@{socket.gethostname()}"
-    jobs = JobQueue(
-        connect(settings.redis_url),
-        QueueLimits(**settings.queue_limits()),
-        prefix=settings.key_prefix,
-    )
+    limits = QueueLimits(**settings.queue_limits())
+    client = connect(settings.redis_url)
+    jobs = JobQueue(client, limits, prefix=settings.key_prefix)
     intake = Intake(jobs, f"{worker}.{secrets.token_hex(4)}", slots=settings.cpu_slots)
     registry = new_registry()
+    files = FileStore(client, settings.data_dir, limits, prefix=settings.key_prefix)
+    batches = BatchStore(client, limits, prefix=settings.key_prefix)
     janitor = Janitor(jobs)
+    ticker = BatchTicker(jobs, batches, files, settings.data_dir, _read_body(settings))
+    works: dict[str, Work] = {
+        JANITOR_QUEUE: lambda lease, _request: janitor.run(lease),
+        BATCH_QUEUE: lambda lease, _request: ticker.tick(lease),
+        WEBHOOK_QUEUE: _deliverer(settings, client, jobs, WebhookMetrics(registry)).deliver,
+    }
     app = make_celery("promptmill.cpu", settings.redis_url, intake)
-    works: dict[str, Work] = {JANITOR_QUEUE: lambda lease, _request: janitor.run(lease)}
     consume_from(app, list(works))
     CpuTasks(intake, works).register(app)
     Drain(intake, settings.grace_s).install()
@@ -82,3 +110,36 @@ def run_cpu_worker(settings: Settings, name: str | None = None) -> int:
     celery_worker.start()
     keeper.stop()
     return int(celery_worker.exitcode or 0)
+
+
+def _deliverer(
+    settings: Settings, client: "redis.Redis", jobs: JobQueue, metrics: WebhookMetrics
+) -> WebhookDeliverer:
+    limits, prefix = QueueLimits(**settings.queue_limits()), settings.key_prefix
+    policy = UrlPolicy.of(
+        allow_http=settings.webhook_allow_http,
+        allow_networks=settings.webhook_allow_networks,
+        allowed_ports=settings.webhook_allow_ports,
+    )
+    secret = settings.webhook_secret
+    receivers = Receivers(
+        EndpointStore(client, limits, prefix=prefix),
+        DeliveryLog(client, limits, prefix=prefix),
+        Lanes(settings.cpu_slots),
+        WebhookSecret.parse(secret.get_secret_value()) if secret else None,
+    )
+    http = WebhookClient(policy, settings.webhook_timeout_s, SystemClock())
+    return WebhookDeliverer(jobs, http, receivers, metrics, RetrySchedule())
+
+
+def _read_body(settings: Settings) -> Callable[[dict[str, Any]], SizedRequest]:
+    models = ServedModels(
+        _served_model(folder, settings.default_max_tokens) for folder in settings.models
+    )
+    return lambda body: size_chat(parse_chat_body(body), models)
+
+
+def _served_model(folder: Path, default_max_tokens: int) -> ServedModel:
+    manifest = load_manifest(folder)
+    encoder = Tokenizer.load(folder)
+    return ServedModel(manifest.name, manifest.context_length, default_max_tokens, encoder)

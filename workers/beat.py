@@ -6,32 +6,45 @@ Any number of beats may run: everything they do may be done twice.
 from typing import Any
 
 import structlog
+from celery import Celery
 from celery.beat import Scheduler
 from celery.schedules import schedule
 
 from ops.logs import Event, configure_logging
 from ops.settings import Settings
 from queueing.errors import StoreUnavailable
+from queueing.job import JANITOR_QUEUE, task_of_queue
 from queueing.queue import JobQueue, QueueLimits
 from queueing.store import connect
-from workers.celery_config import make_celery
+from workers.celery_config import configure_celery
 from workers.janitor import Janitor
 
+SCHEDULER = "workers.beat:JanitorScheduler"
 _EVERY_S = 10.0
+
+
+class BeatApp(Celery):
+    """The Celery app of a beat; its scheduler finds the janitor here."""
+
+    janitor: Janitor
 
 
 class JanitorScheduler(Scheduler):
     """A beat whose one entry is the sweep."""
 
+    producer = None  # nothing is sent, so nothing is connected
+
     def setup_schedule(self) -> None:
         """Have one entry, kept in memory: it is due again after a restart."""
-        self.merge_inplace({"sweep": {"task": "promptmill.sweep", "schedule": schedule(_EVERY_S)}})
+        task = task_of_queue(JANITOR_QUEUE)
+        self.add(name="sweep", task=task, schedule=schedule(_EVERY_S))
 
     def apply_async(self, entry: Any, producer: Any = None, advance: bool = True, **_: Any) -> None:
         """Sweep in this process; a store that is away is asked again next time."""
         log = structlog.stdlib.get_logger(__name__)
         self.reserve(entry)
-        janitor: Janitor = self.app.janitor
+        assert isinstance(self.app, BeatApp), "this scheduler sweeps, it sends nothing"
+        janitor = self.app.janitor
         try:
             janitor.ensure()
             log.info(Event.JANITOR_RAN, num_jobs=janitor.sweep())
@@ -42,7 +55,8 @@ class JanitorScheduler(Scheduler):
 def run_beat(settings: Settings) -> None:
     """Sweep every ten seconds until a signal."""
     configure_logging("beat", settings.log_level)
-    app = make_celery("promptmill.beat", settings.redis_url)
+    app = BeatApp("promptmill.beat", set_as_current=False)
+    configure_celery(app, settings.redis_url)
     limits = QueueLimits(**settings.queue_limits())
     app.janitor = Janitor(JobQueue(connect(settings.redis_url), limits, prefix=settings.key_prefix))
-    app.Beat(scheduler_cls=JanitorScheduler, loglevel=settings.log_level, quiet=True).run()
+    app.Beat(scheduler_cls=SCHEDULER, loglevel=settings.log_level, quiet=True).run()

@@ -18,6 +18,12 @@ TRANSPORT = "queueing.transport:Transport"
 def make_celery(name: str, redis_url: str, intake: Intake | None = None) -> Celery:
     """Return an app that consumes through `intake`; without one it can only control and watch."""
     app = Celery(name, set_as_current=False)
+    configure_celery(app, redis_url, intake)
+    return app
+
+
+def configure_celery(app: Celery, redis_url: str, intake: Intake | None = None) -> None:
+    """Give an app, of whatever class, our settings."""
     app.conf.update(
         broker_url=redis_url,
         broker_transport=TRANSPORT,
@@ -37,7 +43,6 @@ def make_celery(name: str, redis_url: str, intake: Intake | None = None) -> Cele
         worker_cancel_long_running_tasks_on_connection_loss=False,
     )
     setup_logging.connect(_keep_our_logging)
-    return app
 
 
 def consume_from(app: Celery, queues: list[str]) -> None:

@@ -49,4 +49,4 @@ class Drain:
     def _stop_when_done(self) -> None:
         assert self._deadline is not None, "draining has begun"
         if not self._intake.leases() or time.monotonic() >= self._deadline:
-            celery_state.should_stop = 0
+            celery_state.should_stop = 0  # type: ignore[assignment]  # the stub says None; it is the exit status

@@ -92,19 +92,10 @@ class EnginePool(BasePool):
         self._hub = loop
         loop.on_tick.add(self._complete_ended)
 
-    def on_apply(
-        self,
-        target: Any,
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-        callback: Callable[..., None] | None = None,
-        accept_callback: Callable[..., None] | None = None,
-        **_options: Any,
-    ) -> Handle:
+    def on_apply(self, *args: Any, **options: Any) -> Handle:  # type: ignore[override]  # the stub says None
         """Begin a job. Celery's task function is not called: the engine is what runs it."""
-        assert callback is not None, "Celery passes a callback"
-        assert accept_callback is not None, "Celery passes an accept callback"
-        headers = args[2]
+        _target, (_name, _id, headers, *_rest), *_ = args
+        callback, accept_callback = options["callback"], options["accept_callback"]
         lease = Lease(headers["id"], headers["queue"], headers["fence"])
         handle = Handle(lease, callback, self._drop, time.monotonic())
         self._handles[lease.tag] = handle
@@ -131,7 +122,8 @@ class EnginePool(BasePool):
     on_terminate = on_stop
 
     def _get_info(self) -> dict[str, Any]:
-        return {**super()._get_info(), "jobs": len(self._handles)}
+        info: dict[str, Any] = super()._get_info()  # type: ignore[misc]  # not in the stub
+        return {**info, "jobs": len(self._handles)}
 
     def _begin(self, claim: Claim) -> None:
         parts, lease = self._parts, claim.lease
