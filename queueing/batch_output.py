@@ -131,7 +131,10 @@ class SegmentFolder:
 
 
 def segment_name(fence: int, number: int, kind: LineKind) -> str:
-    """Name the `number`th segment of the tick with this fence."""
+    """Name the `number`th segment of a batch, written by the tick with this fence.
+
+    Neither a tick that was taken over nor one that is repeated writes over a segment that counts.
+    """
     return f"{fence}-{number}.{kind.value}"
 
 

@@ -264,7 +264,7 @@ class BatchTicker:
 
 
 class BatchRun:
-    """One tick at work: the batch as this tick has recorded it, and the segments it wrote."""
+    """One tick at work: the batch as this tick has recorded it, and where its segments go."""
 
     def __init__(
         self, lease: Lease, batch: Batch, batches: BatchStore, segments: SegmentFolder
@@ -273,7 +273,6 @@ class BatchRun:
         self.batch = batch
         self.segments = segments
         self._batches = batches
-        self._num_segments = 0
 
     @property
     def progress(self) -> Progress:
@@ -286,8 +285,7 @@ class BatchRun:
         for kind in LineKind:
             some = [line for line in lines if line.kind is kind]
             if some:
-                self._num_segments += 1
-                name = segment_name(self.lease.fence, self._num_segments, kind)
+                name = segment_name(self.lease.fence, len(progress.segments) + 1, kind)
                 self.segments.write(name, some)
                 progress = replace(progress, segments=(*progress.segments, name))
         num_completed = sum(line.kind is LineKind.OUTPUT for line in lines)
@@ -318,7 +316,7 @@ class BatchRun:
 
 @dataclass(frozen=True, slots=True)
 class NextLine:
-    """A line beyond the cursor. `is_sent` when a tick that died had sent it: it will be harvested."""
+    """A line beyond the cursor. `is_sent` when a tick that died sent it: it will be harvested."""
 
     id: LineId
     body: dict[str, Any]  # JSON that ReadBody checks

@@ -3,6 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from queueing.batch import BatchStatus
+from queueing.batch_store import BatchFiles
 from queueing.errors import StaleLease
 from queueing.job import DEFAULT_TENANT, generate_queue
 from queueing.queue import QueueLimits
@@ -329,3 +330,15 @@ def test_a_chunk_that_takes_too_long_is_cut_short(bench):
 
     assert bench.read(batch_id).progress.cursor.num_requests == 1
     bench.check_conserved(bench.settle(batch_id), ids(6))
+
+
+def test_a_repeated_finish_is_answered_like_the_first(bench):
+    batch_id = bench.create(as_jsonl([a_line("a")]))
+    lease = bench.claim_tick()
+    batch = bench.read(batch_id)
+    bench.batches.finish(lease, batch, BatchStatus.FAILED, BatchFiles())
+
+    status = bench.batches.finish(lease, batch, BatchStatus.FAILED, BatchFiles())
+
+    assert status is BatchStatus.FAILED
+    assert bench.client.hget(f"{{pm}}:file:{batch.input_file}", "readers") == "0"
