@@ -159,7 +159,7 @@ def test_streaming_any_tokens_gives_what_decoding_them_gives(byte_tokenizer, ids
 
 @pytest.fixture(scope="module")
 def fallback_tokenizer():
-    """A tokenizer of the SentencePiece kind: words with a leading mark, single bytes for the rest."""
+    """Make a tokenizer of the SentencePiece kind: words with a leading mark, bytes for the rest."""
     vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)}
     vocabulary |= {"▁Hello": 256, "▁world": 257, "!": 258, "<unk>": 259}
     raw = RawTokenizer(
