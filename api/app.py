@@ -19,9 +19,12 @@ from api.queue_metrics import QueueScrape, QueueTotals
 from api.requests import ObjectId, observe_requests
 from api.submission import Submission
 from api.waiters import Waiters
+from api.webhooks import WebhookRoutes
 from ops.metrics import HttpMetrics, JobMetrics, QueueMetrics, StoreMetrics, new_registry
 from ops.settings import Settings
 from queueing import keys
+from queueing.deliveries import DeliveryLog
+from queueing.endpoints import EndpointStore
 from queueing.queue import JobQueue, QueueLimits
 from queueing.served_model import ServedModels
 from queueing.store import connect
@@ -30,6 +33,8 @@ from queueing.webhook_url import UrlPolicy
 # A call that fails is repeated once; both together stay under the second within which a client is
 # told that the store is away.
 _STORE_TIMEOUT_S = 0.45
+# How long a test of a webhook endpoint may wait for a worker beside the attempt itself.
+_TEST_MARGIN_S = 5.0
 
 
 class ApiKeyMissingError(ValueError):
@@ -93,7 +98,19 @@ def create_api(settings: Settings) -> Api:
     app.register_blueprint(models_blueprint(cards))
     routes = JobRoutes(queue, submission, models, waiters, settings.max_wait_s)
     app.register_blueprint(routes.blueprint())
+    app.register_blueprint(_webhook_routes(settings, client, waiters).blueprint())
     return Api(app, drain, waiters, client)
+
+
+def _webhook_routes(settings: Settings, client: "redis.Redis", waiters: Waiters) -> WebhookRoutes:
+    limits = QueueLimits(**settings.queue_limits())
+    return WebhookRoutes(
+        EndpointStore(client, limits, prefix=settings.key_prefix),
+        DeliveryLog(client, limits, prefix=settings.key_prefix),
+        _url_policy(settings),
+        waiters,
+        settings.webhook_timeout_s + _TEST_MARGIN_S,
+    )
 
 
 def _new_flask(settings: Settings) -> Flask:
