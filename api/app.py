@@ -15,6 +15,8 @@ from api.errors import register_error_handlers
 from api.health import OPEN_ENDPOINTS, StoreProbe, health_blueprint
 from api.jobs import JobRoutes
 from api.models import load_model_card, models_blueprint
+from api.openai.batches import BatchRoutes
+from api.openai.files import FileRoutes
 from api.queue_metrics import QueueScrape, QueueTotals
 from api.requests import ObjectId, observe_requests
 from api.submission import Submission
@@ -23,8 +25,11 @@ from api.webhooks import WebhookRoutes
 from ops.metrics import HttpMetrics, JobMetrics, QueueMetrics, StoreMetrics, new_registry
 from ops.settings import Settings
 from queueing import keys
+from queueing.batch_input import ENDPOINTS, InputRules
+from queueing.batch_store import BatchStore
 from queueing.deliveries import DeliveryLog
 from queueing.endpoints import EndpointStore
+from queueing.files import FileStore
 from queueing.queue import JobQueue, QueueLimits
 from queueing.served_model import ServedModels
 from queueing.store import connect
@@ -98,6 +103,8 @@ def create_api(settings: Settings) -> Api:
     app.register_blueprint(models_blueprint(cards))
     routes = JobRoutes(queue, submission, models, waiters, settings.max_wait_s)
     app.register_blueprint(routes.blueprint())
+    app.register_blueprint(_file_routes(settings, client, drain).blueprint())
+    app.register_blueprint(_batch_routes(settings, client, drain).blueprint())
     app.register_blueprint(_webhook_routes(settings, client, waiters).blueprint())
     return Api(app, drain, waiters, client)
 
@@ -111,6 +118,19 @@ def _webhook_routes(settings: Settings, client: "redis.Redis", waiters: Waiters)
         waiters,
         settings.webhook_timeout_s + _TEST_MARGIN_S,
     )
+
+
+def _file_routes(settings: Settings, client: "redis.Redis", drain: Drain) -> FileRoutes:
+    limits = QueueLimits(**settings.queue_limits())
+    files = FileStore(client, settings.data_dir, limits, prefix=settings.key_prefix)
+    rules = InputRules(ENDPOINTS, max_line_bytes=settings.max_body_bytes)
+    return FileRoutes(files, rules, drain, max_file_bytes=settings.max_file_bytes)
+
+
+def _batch_routes(settings: Settings, client: "redis.Redis", drain: Drain) -> BatchRoutes:
+    limits = QueueLimits(**settings.queue_limits())
+    batches = BatchStore(client, limits, prefix=settings.key_prefix)
+    return BatchRoutes(batches, drain, window=settings.batch_window)
 
 
 def _new_flask(settings: Settings) -> Flask:

@@ -6,7 +6,7 @@ is that line's problem alone.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -14,6 +14,7 @@ from queueing.batch import MAX_FAULTS, Cursor, Fault
 from queueing.body import parse_object
 from queueing.errors import RequestError
 
+ENDPOINTS = ("/v1/chat/completions",)
 MAX_CUSTOM_ID = 512
 MARK_NOTE = "a UTF-8 byte order mark at the start of the file was removed"
 
@@ -114,10 +115,12 @@ class InputReader:
 
 
 class InputRules:
-    """What the lines of one batch must keep: its endpoint, and bounds."""
+    """What the lines of a file must keep: one of the `urls`, and bounds."""
 
-    def __init__(self, endpoint: str, max_lines: int, max_line_bytes: int) -> None:
-        self._endpoint = endpoint
+    def __init__(
+        self, urls: Collection[str], *, max_lines: int = 50_000, max_line_bytes: int = 1_048_576
+    ) -> None:
+        self._urls = urls
         self._max_lines = max_lines
         self._max_line_bytes = max_line_bytes
 
@@ -185,8 +188,8 @@ class InputRules:
     def _body(self, fields: dict[str, Any], number: int) -> dict[str, Any]:
         if fields["method"] != "POST":
             raise _refused("invalid_method", "method must be POST", number, "method")
-        if fields["url"] != self._endpoint:
-            message = f"url must be the batch's endpoint, {self._endpoint}"
+        if fields["url"] not in self._urls:
+            message = f"url must be {' or '.join(self._urls)}"
             raise _refused("invalid_url", message, number, "url")
         body = fields["body"]
         if not isinstance(body, dict):

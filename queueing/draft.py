@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from queueing.errors import FailureCode, RequestError, StorageFull
 from queueing.job import new_id
@@ -55,6 +56,12 @@ class Draft:
             self._stream.write(data)
         self._digest.update(data)
         return len(data)
+
+    def read_back(self) -> BinaryIO:
+        """Open what was written so far for reading."""
+        with translated_disk_errors():
+            self._stream.flush()
+        return self._path.open("rb")
 
     def place(self, target: Path) -> None:
         """Give the file its name, once all of it is on disk."""

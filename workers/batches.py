@@ -250,7 +250,11 @@ class BatchTicker:
                     return
 
     def _rules(self, run: "BatchRun") -> InputRules:
-        return InputRules(run.batch.endpoint, self._limits.max_lines, self._limits.max_line_bytes)
+        return InputRules(
+            (run.batch.endpoint,),
+            max_lines=self._limits.max_lines,
+            max_line_bytes=self._limits.max_line_bytes,
+        )
 
     def _until_news_s(self, run: "BatchRun") -> float:
         """Ended lines bring the tick forward; the end of the window has nobody to do so."""
