@@ -1,8 +1,8 @@
 """The `promptmill` command: run the parts, run them all, talk to them.
 
-Composition root of the command line. Each process of an installation is one of its sub-commands, so that compose,
-systemd and `promptmill up` run the same things. Imports of a part happen in its command: the API's process never loads
-torch because a worker's would.
+Composition root of the command line. Each process of an installation is one of its sub-commands, so
+that compose, systemd and `promptmill up` run the same things. Imports of a part happen in its
+command: the API's process never loads torch because a worker's would.
 """
 
 import json
@@ -215,7 +215,7 @@ def model() -> None:
 @click.option("--source", default="local", help="Where the weights come from.")
 @click.option("--licence", default="unknown", help="Their licence.")
 def model_add(folder: Path, source: str, licence: str) -> None:
-    """Write the manifest of a model folder: hashes and limits that every load is checked against."""
+    """Write the manifest of a model folder: the hashes and limits every load is checked by."""
     from engine.errors import EngineError
     from engine.registry import Provenance, write_manifest
 

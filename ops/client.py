@@ -1,4 +1,6 @@
-"""Client: the native surface and the file routes from the command line's side. Errors keep the server's words."""
+"""Client: the native surface and the file routes from the command line's side. Errors keep the
+server's words.
+"""
 
 import time
 from collections.abc import Iterator

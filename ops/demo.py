@@ -1,7 +1,9 @@
-"""`promptmill demo`: the whole system at work on the real model, from submit to results, a killed worker included.
+"""`promptmill demo`: the whole system at work on the real model, from submit to results, a killed
+worker included.
 
-Starts a stack of its own in a temporary folder, shows each promise kept, says what to try next, and stops everything it
-started, however it ends. Every line it prints is what the system answered; a promise that is not kept fails the demo.
+Starts a stack of its own in a temporary folder, shows each promise kept, says what to try next, and
+stops everything it started, however it ends. Every line it prints is what the system answered; a
+promise that is not kept fails the demo.
 """
 
 import json
@@ -56,11 +58,9 @@ _BATCH = (
 _KILL_AFTER = 3  # jobs that have been answered
 _LIMIT_S = 120.0
 _LOOK_EVERY_S = 0.05
-# Shorter than the defaults, so that a killed worker's jobs come back while one watches.
-_LEASE = {"PROMPTMILL_LEASE_S": "4", "PROMPTMILL_RENEW_S": "1"}
 
 
-class DemoFailed(RuntimeError):  # noqa: N818  what a person reads
+class DemoFailed(RuntimeError):
     """A promise was not kept; the text says which."""
 
 
@@ -79,23 +79,11 @@ def run_demo(settings: Settings) -> int:
     console = Console(highlight=False)
     began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
-    with tempfile.TemporaryDirectory(prefix="promptmill-demo-") as name:
+    with tempfile.TemporaryDirectory(prefix="promptmill-demo-") as name, _receiver() as receiver:
         folder = Path(name)
-        models = settings.models or [DEFAULT_FOLDER]
-        demo_settings = settings.model_copy(
-            update={"data_dir": folder / "data", "models": models, "api_port": 0, "flower_port": 0}
-        )
         deaths: queue.SimpleQueue[str] = queue.SimpleQueue()
-        with (
-            Supervisor(
-                folder / "logs", lambda child, status: deaths.put(f"{child} ({status})")
-            ) as supervisor,
-            _receiver() as receiver,
-        ):
-            os.environ.update(_LEASE, PROMPTMILL_WEBHOOK_ALLOW_HTTP="true")
-            os.environ["PROMPTMILL_WEBHOOK_ALLOW_NETWORKS"] = '["127.0.0.0/8"]'
-            os.environ["PROMPTMILL_WEBHOOK_ALLOW_PORTS"] = f"[{receiver.server_port}]"
-            stack = LocalStack(demo_settings, supervisor)
+        with Supervisor(folder / "logs", lambda child, _status: deaths.put(child)) as supervisor:
+            stack = LocalStack(_demo_settings(settings, folder, receiver.server_port), supervisor)
             try:
                 _start(console, stack, folder)
                 scene = Scene(console, Client(stack.connection), stack, supervisor)
@@ -115,6 +103,23 @@ def run_demo(settings: Settings) -> int:
     return 0
 
 
+def _demo_settings(settings: Settings, folder: Path, receiver_port: int) -> Settings:
+    return settings.model_copy(
+        update={
+            "data_dir": folder / "data",
+            "models": settings.models or [DEFAULT_FOLDER],
+            "api_port": 0,
+            "flower_port": 0,
+            # Shorter than the defaults, so that a killed worker's jobs come back while one watches.
+            "lease_s": 4.0,
+            "renew_s": 1.0,
+            "webhook_allow_http": True,
+            "webhook_allow_networks": ["127.0.0.0/8"],
+            "webhook_allow_ports": [receiver_port],
+        }
+    )
+
+
 def _start(console: Console, stack: LocalStack, folder: Path) -> None:
     steps = (
         (
@@ -129,7 +134,7 @@ def _start(console: Console, stack: LocalStack, folder: Path) -> None:
     for number, (what, start) in enumerate(steps, start=1):
         began = time.monotonic()
         with console.status(f"{number}/{len(steps)} {what}"):
-            start()
+            start()  # type: ignore[no-untyped-call]  # a lambda among methods
         console.print(f"  {number}/{len(steps)} {what}: up in {time.monotonic() - began:.1f} s")
     connection = stack.connection
     console.print(f"  API {connection.url}, Flower {connection.flower_url}, model {MODEL_NAME}")
@@ -211,7 +216,7 @@ def _show_webhook(scene: Scene, receiver: "_Receiver") -> None:
     job = scene.client.submit(prompt="Hello", max_tokens=8, webhook_url=url)
     try:
         headers, body = receiver.deliveries.get(timeout=_LIMIT_S)
-        event: dict[str, Any] = Webhook(scene.stack.webhook_secret).verify(body, headers)  # type: ignore[no-untyped-call]
+        event: dict[str, Any] = Webhook(scene.stack.webhook_secret).verify(body, headers)
     except queue.Empty:
         raise DemoFailed("no webhook came") from None
     except WebhookVerificationError as error:
@@ -237,10 +242,8 @@ def _show_batch(scene: Scene, folder: Path) -> None:
     ]
     path.write_text("\n".join(json.dumps(line) for line in lines))
     created = scene.client.create_batch(scene.client.upload(path))
-    last: dict[str, Any] = {}
     with scene.console.status("running the batch"):
-        for last in scene.client.batch_progress(created["id"]):
-            pass
+        *_, last = scene.client.batch_progress(created["id"])
     counts = last["request_counts"]
     if (counts["completed"], counts["failed"]) != (len(_BATCH) - 1, 1):
         raise DemoFailed(f"the batch ended {last['status']} with {counts}")
@@ -285,7 +288,7 @@ def _say_goodbye(console: Console, seconds: float) -> None:
         '    .venv/bin/promptmill submit "..." --wait 60  ask it something, in another terminal'
     )
     console.print(
-        "    README.md                                    curl, webhooks, the openai client, batches"
+        "    README.md                                   curl, webhooks, the openai client, batches"
     )
 
 
@@ -314,7 +317,7 @@ class _Receiver(ThreadingHTTPServer):
 class _ReceiverHandler(BaseHTTPRequestHandler):
     server: _Receiver
 
-    def do_POST(self) -> None:  # noqa: N802  the base class's name
+    def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.deliveries.put((dict(self.headers.items()), body))
         self.send_response(204)

@@ -1,10 +1,13 @@
-"""Every setting of promptmill, with its default and unit; read from PROMPTMILL_* variables by composition roots only.
+"""Every setting of promptmill, with its default and unit; read from PROMPTMILL_* variables by
+composition roots only.
 
-A secret can also come from a file: PROMPTMILL_API_KEY_FILE names one whose content is the key. This module imports
-nothing of ours; the parts receive plain values and never see it.
+A secret can also come from a file: PROMPTMILL_API_KEY_FILE names one whose content is the key. This
+module imports nothing of ours; the parts receive plain values and never see it.
 """
 
+import json
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -29,20 +32,26 @@ class Settings(BaseSettings):
 
     # API
     api_host: str = Field(default="127.0.0.1", description="Address the API listens on.")
-    api_port: int = Field(default=8100, ge=0, le=65535, description="Port of the API; 0 picks a free one.")
+    api_port: int = Field(
+        default=8100, ge=0, le=65535, description="Port of the API; 0 picks a free one."
+    )
     api_threads: int = Field(default=16, ge=2, description="Request threads of one API process.")
     api_max_waiters: int = Field(
         default=8,
         ge=1,
-        description="Requests that may block in ?wait= at once; the other threads stay free to submit.",
+        description="Requests that may block in ?wait= at once; other threads stay free.",
     )
     api_key: SecretStr | None = Field(
         default=None, description="The one API key; `up` and `demo` make one if unset."
     )
     api_key_file: Path | None = Field(default=None, description="File that holds the API key.")
-    max_body_bytes: int = Field(default=1_048_576, ge=1024, description="Largest JSON request body.")
+    max_body_bytes: int = Field(
+        default=1_048_576, ge=1024, description="Largest JSON request body."
+    )
     max_file_bytes: int = Field(default=209_715_200, ge=1024, description="Largest uploaded file.")
-    default_max_tokens: int = Field(default=256, ge=1, description="max_tokens of a job that names none.")
+    default_max_tokens: int = Field(
+        default=256, ge=1, description="max_tokens of a job that names none."
+    )
     max_wait_s: float = Field(default=60.0, gt=0, description="Largest ?wait= in seconds.")
 
     # Queue
@@ -75,7 +84,7 @@ class Settings(BaseSettings):
 
     # Engine worker
     models: list[Path] = Field(
-       default_factory=list, description="Model folders this installation serves (JSON list)."
+        default_factory=list, description="Model folders this installation serves (JSON list)."
     )
     slots: int = Field(default=32, ge=1, description="Sequences an engine runs at once.")
     step_tokens: int = Field(default=512, ge=16, description="Token budget of one engine step.")
@@ -93,7 +102,9 @@ class Settings(BaseSettings):
     coalesce_ms: float = Field(
         default=10.0, ge=0, description="An idle engine waits this long for company."
     )
-    watchdog_s: float = Field(default=60.0, gt=0, description="A step that takes longer ends the process.")
+    watchdog_s: float = Field(
+        default=60.0, gt=0, description="A step that takes longer ends the process."
+    )
     grace_s: float = Field(
         default=30.0, ge=0, description="SIGTERM: how long running jobs may still finish."
     )
@@ -111,14 +122,16 @@ class Settings(BaseSettings):
     )
     webhook_allow_http: bool = Field(default=False, description="Allow http:// receivers.")
     webhook_allow_networks: list[str] = Field(
-       default_factory=list,
+        default_factory=list,
         description="CIDRs of private networks webhooks may reach (JSON list).",
     )
     webhook_allow_ports: list[int] = Field(
-       default_factory=list,
+        default_factory=list,
         description="Ports webhooks may use beside the scheme's own (JSON list).",
     )
-    webhook_timeout_s: float = Field(default=15.0, gt=0, description="Total time of one delivery attempt.")
+    webhook_timeout_s: float = Field(
+        default=15.0, gt=0, description="Total time of one delivery attempt."
+    )
 
     # Watching
     metrics_port: int = Field(
@@ -152,8 +165,23 @@ class Settings(BaseSettings):
             "idempotency_ttl_ms": self.idempotency_ttl_s * 1000,
         }
 
+    def as_environment(self) -> dict[str, str]:
+        """Return the variables that give a child process the settings that were set here."""
+        return {
+            f"PROMPTMILL_{name.upper()}": _as_text(getattr(self, name))
+            for name in sorted(self.model_fields_set)
+        }
+
     def resolved_api_key(self) -> str | None:
         """The API key from the variable or its file; None when neither is set."""
         if self.api_key is not None:
             return self.api_key.get_secret_value()
         return self.api_key_file.read_text().strip() if self.api_key_file else None
+
+
+def _as_text(value: Any) -> str:  # whatever type a setting has
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, list):
+        return json.dumps([item if isinstance(item, int) else str(item) for item in value])
+    return str(value)

@@ -1,7 +1,7 @@
 """LocalStack: the whole of promptmill on one machine, as `promptmill up` and `demo` run it.
 
-An embedded Redis-compatible server (unless a URL is given), the API, one engine worker a model, a CPU worker, beat and
-Flower: the same commands that docker-compose.yml runs.
+An embedded Redis-compatible server (unless a URL is given), the API, one engine worker a model, a
+CPU worker, beat and Flower: the same commands that docker-compose.yml runs.
 """
 
 import json
@@ -99,7 +99,7 @@ class LocalStack:
         self._wait("api", f"{self.connection.url}/readyz", None)
 
     def start_workers(self) -> None:
-        """Start engine workers, CPU worker and beat; they need no waiting: jobs keep in the queue."""
+        """Start engine workers, CPU worker and beat, unwaited for: jobs keep in the queue."""
         grace_s = self._settings.grace_s + 5.0
         for number, folder in enumerate(self._settings.models, start=1):
             command = _promptmill(
@@ -119,15 +119,13 @@ class LocalStack:
         self._supervisor.start(Child(name, command, self._environment(), grace_s))
 
     def _environment(self) -> dict[str, str]:
-        settings = self._settings
         return {
+            **self._settings.as_environment(),
             "PROMPTMILL_REDIS_URL": self._redis_url,
             "PROMPTMILL_API_KEY": self.api_key,
             "PROMPTMILL_WEBHOOK_SECRET": self.webhook_secret,
             "PROMPTMILL_API_PORT": str(self._api_port),
             "PROMPTMILL_FLOWER_PORT": str(self._flower_port or 0),
-            "PROMPTMILL_DATA_DIR": str(settings.data_dir),
-            "PROMPTMILL_MODELS": json.dumps([str(folder) for folder in settings.models]),
         }
 
     def _wait_for_store(self) -> None:

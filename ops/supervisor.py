@@ -1,7 +1,8 @@
 """Supervisor: keeps a set of child processes running and stops them all, whatever happens.
 
-A child that dies is started again, at once the first time and then with a growing pause. Children run in sessions of
-their own, so that Ctrl-C reaches the supervisor alone and it decides the order of the end: the last started stops first.
+A child that dies is started again, at once the first time and then with a growing pause. Children
+run in sessions of their own, so that Ctrl-C reaches the supervisor alone and it decides the order
+of the end: the last started stops first.
 """
 
 import os
@@ -21,7 +22,7 @@ _MAX_PAUSE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One process to keep: its name, command, environment, and how long its orderly end may take."""
+    """One process to keep, and how long its orderly end may take."""
 
     name: str
     command: Sequence[str]
@@ -128,9 +129,9 @@ class _Kept:
 
     def _spawn(self) -> None:
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(  # noqa: S603  our own commands
+            self.process = subprocess.Popen(
                 [sys.executable, "-m", "ops.tether", *self.child.command],
-                env={**os.environ, **self.child.environment},
+                env={**os.environ, **self.child.environment},  # noqa: TID251  a child inherits it
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -1,6 +1,7 @@
 """Run a command that ends when its parent does: `python -m ops.tether COMMAND...`.
 
-A supervisor that is killed can't stop its children; on Linux the kernel does it for us. Elsewhere the command just runs.
+A supervisor that is killed can't stop its children; on Linux the kernel does it for us. Elsewhere
+the command just runs.
 """
 
 import ctypes
@@ -18,7 +19,7 @@ def main() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # it died before the kernel knew
             sys.exit(1)
-    os.execvp(sys.argv[1], sys.argv[1:])
+    os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606  becoming the command is the point
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Time as the queue sees it. Instants that two machines compare come from Redis; tests drive their own clock."""
+"""Time as the queue sees it.
+
+Instants that two machines compare come from Redis; tests drive their own clock.
+"""
 
 import time
 from typing import Protocol
@@ -28,7 +31,9 @@ class ManualClock:
 
 
 class SystemClock:
-    """This machine's clock, for instants that are told to outsiders; never compared with another machine's."""
+    """This machine's clock, for instants that are told to outsiders; never compared with another
+    machine's.
+    """
 
     def now_ms(self) -> int:
         """Return the wall clock's time."""

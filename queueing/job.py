@@ -5,8 +5,9 @@
       │ └──release──────┘  └─lease ran out: queued again, or dead after max_losses
       └──cancel / deadline──> cancelled | expired        (cancel also ends a running job)
 
-completed, failed, expired, cancelled and dead are terminal: the first to arrive stays. Prompts are one kind of
-job; a webhook delivery and a batch tick are jobs of other queues, claimed and leased by the same scripts.
+completed, failed, expired, cancelled and dead are terminal: the first to arrive stays. Prompts are
+one kind of job; a webhook delivery and a batch tick are jobs of other queues, claimed and leased by
+the same scripts.
 """
 
 import secrets
@@ -105,11 +106,13 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One unit of accepted work. `request` is the JSON its worker reads (see wire.py); immutable once enqueued.
+    """One unit of accepted work. `request` is the JSON its worker reads (see wire.py); immutable
+    once enqueued.
 
-    `deadline_s` counts from arrival. `cost` is what serving it is expected to take, in tokens. `weight` is
-    its tenant's share of the service beside others. `not_before_s` delays the first claim. `max_losses` 0 means the job
-    is never given up. `must_meet_deadline` asks for a refusal when the deadline is out of reach already.
+    `deadline_s` counts from arrival. `cost` is what serving it is expected to take, in tokens.
+    `weight` is its tenant's share of the service beside others. `not_before_s` delays the first
+    claim. `max_losses` 0 means the job is never given up. `must_meet_deadline` asks for a refusal
+    when the deadline is out of reach already.
     """
 
     id: str
@@ -131,7 +134,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """The place of a job in a batch: whose line it is, under which custom_id, and the tick's fence that sends it."""
+    """The place of a job in a batch: whose line it is, under which custom_id, and the tick's fence
+    that sends it.
+    """
 
     batch_id: str
     line: int
@@ -141,7 +146,10 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class Idempotency:
-    """A client's promise that requests with this key are one request. `digest` tells its bodies apart."""
+    """A client's promise that requests with this key are one request.
+
+    `digest` tells its bodies apart.
+    """
 
     route: str
     key: str
@@ -150,7 +158,7 @@ class Idempotency:
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """The answer to enqueue: the job that stands for the request, and whether this call created it."""
+    """The job that stands for a request, and whether this call created it."""
 
     job_id: str
     created: bool
@@ -158,7 +166,9 @@ class Enqueued:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A worker's exclusive, expiring claim on a job; `fence` rises at every claim and only the newest may finish."""
+    """A worker's exclusive, expiring claim on a job; `fence` rises at every claim and only the
+    newest may finish.
+    """
 
     job_id: str
     queue: str
@@ -193,7 +203,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One generated text. `finish_reason` is stop or length; `logprobs` follows OpenAI's shape when asked for."""
+    """One generated text.
+
+    `finish_reason` is stop or length; `logprobs` follows OpenAI's shape when asked for.
+    """
 
     index: int
     text: str
@@ -226,7 +239,10 @@ class JobError:
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """The one final outcome of a job. `stages` maps a stage's name to its duration in milliseconds."""
+    """The one final outcome of a job.
+
+    `stages` maps a stage's name to its duration in milliseconds.
+    """
 
     state: JobState
     choices: tuple[Choice, ...] = ()
@@ -257,9 +273,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """What is known of a job now. `result` is None until it ended, and again when its text has expired.
+    """What is known of a job now. `result` is None until it ended, and again when its text has
+    expired.
 
-    Instants are seconds of the store's clock. `result_expired` tells an expired text from one that never was.
+    Instants are seconds of the store's clock. `result_expired` tells an expired text from one that
+    never was.
     """
 
     id: str

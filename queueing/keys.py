@@ -1,7 +1,9 @@
-"""Every Redis key: name, type, fields, lifetime. The only file that spells a key, for Python and for Lua.
+"""Every Redis key: name, type, fields, lifetime. The only file that spells a key, for Python and
+for Lua.
 
-All keys share one prefix with a hash tag (`{pm}:`), so that a script may build them from that prefix. `<q>` is a queue's
-name (`generate.<model>`, `webhooks`, `batches`), `<p>` a priority. Instants are milliseconds of Redis TIME.
+All keys share one prefix with a hash tag (`{pm}:`), so that a script may build them from that
+prefix. `<q>` is a queue's name (`generate.<model>`, `webhooks`, `batches`), `<p>` a priority.
+Instants are milliseconds of Redis TIME.
 """
 
 import hashlib
@@ -13,7 +15,7 @@ from queueing.job import Idempotency
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A family of keys: the name its Lua function gets and the template of what follows the prefix."""
+    """A family of keys: its name in Lua and the template of what follows the prefix."""
 
     name: str
     template: str
@@ -23,7 +25,9 @@ class Key:
         return prefix + self.template.format(**parts)
 
     def as_lua(self) -> str:
-        """Return a Lua function that spells a key from the global prefix `P` and the template's fields in order."""
+        """Return a Lua function that spells a key from the global prefix `P` and the template's
+        fields in order.
+        """
         pieces, fields = ["P"], []
         for literal, field, _spec, _conversion in Formatter().parse(self.template):
             if literal:
@@ -31,12 +35,14 @@ class Key:
             if field is not None:
                 pieces.append(field)
                 fields.append(field)
-        return f"local function {self.name}_key({', '.join(fields)}) return {' .. '.join(pieces)} end\n"
+        head = f"local function {self.name}_key({', '.join(fields)})"
+        return f"{head} return {' .. '.join(pieces)} end\n"
 
 
-# hash, until record_ttl_s after the end. queue tenant priority state arrival_ms due_ms deadline_ms? not_before_ms? cost
-# bytes max_losses? fence losses attempts worker? first_claim_ms? claimed_ms? finished_ms? finished_fence? code? stage?
-# stages? webhook? metadata? batch? line? custom_id? validate_ms; of a delivery: endpoint? event? event_id? replayed_as?
+# hash, until record_ttl_s after the end. queue tenant priority state arrival_ms due_ms deadline_ms?
+# not_before_ms? cost bytes max_losses? fence losses attempts worker? first_claim_ms? claimed_ms?
+# finished_ms? finished_fence? code? stage? stages? webhook? metadata? batch? line? custom_id?
+# validate_ms; of a delivery: endpoint? event? event_id? replayed_as?
 JOB = Key("job", "job:{id}")
 # string, JSON of wire.py: what the worker reads. Until result_ttl_s after the end.
 REQUEST = Key("request", "job:{id}:request")
@@ -60,15 +66,20 @@ LATER = Key("later", "queue:{queue}:later")
 LEASES = Key("leases", "queue:{queue}:leases")
 # list of at most one token: workers with room block on it.
 BELL = Key("bell", "queue:{queue}:bell")
-# list of at most one token for realtime and one for standard jobs: workers full of less urgent work block on it.
+# list of at most one token for realtime and one for standard jobs: workers full of less urgent work
+# block on it.
 URGENT_BELL = Key("urgent_bell", "queue:{queue}:{priority}:bell")
-# zset tenant -> service it left with, where that is above the level it would return at. Gone when nothing is ready.
+# zset tenant -> service it left with, where that is above the level it would return at. Gone when
+# nothing is ready.
 SERVED = Key("served", "queue:{queue}:{priority}:served")
-# hash: credit (tokens the overdue share may spend), service:<p> (the service level a returning tenant starts at).
+# hash: credit (tokens the overdue share may spend), service:<p> (the service level a returning
+# tenant starts at).
 SHARE = Key("share", "queue:{queue}:share")
-# hash: bytes (what live jobs hold and have room reserved for), cost:<p> (tokens of live jobs), pressure (see enqueue.lua).
+# hash: bytes (what live jobs hold and have room reserved for), cost:<p> (tokens of live jobs),
+# pressure (see enqueue.lua).
 LOAD = Key("load", "queue:{queue}:load")
-# string "<call id> <job id>/<fence> ...": what a worker's last claim was answered, for a repeat. For lease_ms.
+# string "<call id> <job id>/<fence> ...": what a worker's last claim was answered, for a repeat.
+# For lease_ms.
 CLAIMED = Key("claimed", "worker:{worker}:claimed:{queue}")
 # hash of counters that only rise: submitted, claimed, lost, stale, and one a terminal state.
 TOTALS = Key("totals", "queue:{queue}:totals")
@@ -76,34 +87,51 @@ TOTALS = Key("totals", "queue:{queue}:totals")
 INBOX = Key("inbox", "worker:{worker}:inbox")
 # pub/sub channel: the id of each prompt job or batch that ends.
 ENDED = Key("ended", "ended")
-# hash, until batch_record_ttl_ms after the end. tenant status endpoint input_file completion_window window metadata?
-# output_ttl_ms created_ms expires_ms <status>_ms? progress (JSON, see batch.py) output_file? error_file?
+# hash, until batch_record_ttl_ms after the end. tenant status endpoint input_file completion_window
+# window metadata? output_ttl_ms created_ms expires_ms <status>_ms? progress (JSON, see batch.py)
+# output_file? error_file?
 BATCH = Key("batch", "batch:{id}")
 # zset job id -> line: a batch's lines that are queued or running. Gone with its batch.
 BATCH_LIVE = Key("batch_live", "batch:{id}:live")
-# zset JSON {job_id, line, custom_id, state} -> line: lines that ended and are not yet in a segment. Gone with its batch.
+# zset JSON {job_id, line, custom_id, state} -> line: lines that ended and are not yet in a segment.
+# Gone with its batch.
 BATCH_ENDED = Key("batch_ended", "batch:{id}:ended")
-# zset batch id -> created_ms of one tenant. Until batch_record_ttl_ms after its last batch can have ended.
+# zset batch id -> created_ms of one tenant. Until batch_record_ttl_ms after its last batch can have
+# ended.
 BATCHES = Key("batches", "tenant:{tenant}:batches")
-# hash, until deleted or swept. tenant filename purpose bytes sha256 status note? created_ms expires_ms
-# readers (batches that have yet to end and read it; such a file is kept)
+# hash, until deleted or swept. tenant filename purpose bytes sha256 status note? created_ms
+# expires_ms readers (batches that have yet to end and read it; such a file is kept)
 FILE = Key("file", "file:{id}")
 # zset file id -> created_ms of one tenant.
 FILES = Key("files", "tenant:{tenant}:files")
 # zset file id -> the instant its lifetime is over: every file there is.
 FILE_EXPIRY = Key("file_expiry", "file_expiry")
-# hash, until deleted. tenant name url event_types (JSON list) secret (whsec_...) old_secret? old_secret_until_ms?
-# created_ms updated_ms failures? failing_since_ms? paused_until_ms? disabled_ms? disabled_reason?
+# hash, until deleted. tenant name url event_types (JSON list) secret (whsec_...) old_secret?
+# old_secret_until_ms? created_ms updated_ms failures? failing_since_ms? paused_until_ms?
+# disabled_ms? disabled_reason?
 ENDPOINT = Key("endpoint", "endpoint:{id}")
 # zset endpoint id -> created_ms of one tenant.
 ENDPOINTS = Key("endpoints", "tenant:{tenant}:endpoints")
 # set of the ids of a tenant's endpoints that are enabled and asked for an event. Gone when empty.
 SUBSCRIBERS = Key("subscribers", "tenant:{tenant}:event:{event}:endpoints")
-# zset delivery id -> created_ms: the newest deliveries to an endpoint, of which those that ended longer than
-# record_ttl_ms ago have no record any more. Gone with the endpoint.
+# zset delivery id -> created_ms: the newest deliveries to an endpoint, of which those that ended
+# longer than record_ttl_ms ago have no record any more. Gone with the endpoint.
 DELIVERIES = Key("deliveries", "endpoint:{id}:deliveries")
-# list of JSON {at_ms, result, status?, duration_ms}: a delivery's attempts. For record_ttl_ms after the last.
+# list of JSON {at_ms, result, status?, duration_ms}: a delivery's attempts. For record_ttl_ms after
+# the last.
 ATTEMPTS = Key("attempts", "delivery:{id}:attempts")
+# hash, until deleted: what a tenant may do. created_ms policy (JSON, see tenants.py)
+TENANT = Key("tenant", "tenant:{tenant}")
+# zset tenant -> created_ms: every tenant that was made.
+TENANT_NAMES = Key("tenant_names", "tenants")
+# hash, until 30 days after it was revoked. tenant name hint digest (SHA-256 of the whole key, hex)
+# created_ms revoked_ms?
+API_KEY = Key("api_key", "api_key:{id}")
+# zset API key id -> created_ms of one tenant; of those revoked long ago the id alone is left.
+API_KEYS = Key("api_keys", "tenant:{tenant}:api_keys")
+# hash: <bucket>:level and <bucket>:at_ms of the buckets requests and tokens, day and day_tokens.
+# For two days after the last submit.
+BUCKETS = Key("buckets", "tenant:{tenant}:buckets")
 # string, for 10 s: written by readiness probes to see that the store takes writes.
 PROBE = Key("probe", "probe")
 
@@ -140,6 +168,11 @@ LUA_FAMILIES = (
     SUBSCRIBERS,
     DELIVERIES,
     ATTEMPTS,
+    TENANT,
+    TENANT_NAMES,
+    API_KEY,
+    API_KEYS,
+    BUCKETS,
 )
 
 
@@ -149,6 +182,9 @@ def lua_key_functions() -> str:
 
 
 def idempotency_key(tenant: str, idempotency: Idempotency) -> str:
-    """Spell an idempotency key without the prefix. The client's part is hashed: it can be long and hold anything."""
+    """Spell an idempotency key without the prefix.
+
+    The client's part is hashed: it can be long and hold anything.
+    """
     key = hashlib.sha256(idempotency.key.encode()).hexdigest()
     return IDEMPOTENCY.of("", tenant=tenant, route=idempotency.route, key=key)

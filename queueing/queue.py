@@ -1,7 +1,8 @@
-"""JobQueue: the verbs over Redis, and the only writer of job state. One verb is one Lua script (scripts/<verb>.lua).
+"""JobQueue: the verbs over Redis, and the only writer of job state. One verb is one Lua script
+(scripts/<verb>.lua).
 
-Every verb is atomic and safe to repeat: a caller that lost the reply asks again. All of them raise StoreUnavailable
-when Redis is down. Time is Redis TIME unless a test gives a clock.
+Every verb is atomic and safe to repeat: a caller that lost the reply asks again. All of them raise
+StoreUnavailable when Redis is down. Time is Redis TIME unless a test gives a clock.
 """
 
 import json
@@ -29,7 +30,6 @@ from queueing.job import (
     Idempotency,
     Job,
     JobRecord,
-    JobResult,
     JobState,
     Lease,
     Outcome,
@@ -72,9 +72,11 @@ class QueueDepth:
 
 @dataclass(frozen=True, slots=True)
 class ClaimCall:
-    """A worker's side of one claim: how many claims it holds, and an id that a repeat of the call has too.
+    """A worker's side of one claim: how many claims it holds, and an id that a repeat of the call
+    has too.
 
-    A repeat of the last call is answered with the same leases, so that a reply lost on the way loses no job.
+    A repeat of the last call is answered with the same leases, so that a reply lost on the way
+    loses no job.
     """
 
     held: int = 0
@@ -82,7 +84,10 @@ class ClaimCall:
 
 
 class JobQueue:
-    """The queues of one installation. Thread-safe: it holds nothing but the client and the limits."""
+    """The queues of one installation.
+
+    Thread-safe: it holds nothing but the client and the limits.
+    """
 
     def __init__(
         self,
@@ -112,7 +117,8 @@ class JobQueue:
     def enqueue(self, job: Job, idempotency: Idempotency | None = None) -> Enqueued:
         """Accept a job, or return the one that already stands for the request.
 
-        Raises QueueFull, IdempotencyConflict, and StaleLease for a batch line whose tick was taken over.
+        Raises QueueFull, IdempotencyConflict, and StaleLease for a batch line whose tick was taken
+        over.
         """
         with translated_errors():
             reply = self._enqueue(*self._enqueue_args(job, idempotency))
@@ -120,7 +126,8 @@ class JobQueue:
         return self._enqueued(job, reply)
 
     def enqueue_many(self, jobs: Sequence[Job]) -> list[Enqueued]:
-        """Accept several jobs in one round trip; the errors are those of enqueue, from the first job that has one.
+        """Accept several jobs in one round trip; the errors are those of enqueue, from the first
+        job that has one.
 
         Jobs before and after that one may have been accepted: repeat the call with the same ids.
         """
@@ -138,9 +145,10 @@ class JobQueue:
         limit: int,
         *,
         at_least: Priority = Priority.BULK,
-        call: ClaimCall = ClaimCall(),  # noqa: B008  it is frozen
+        call: ClaimCall = ClaimCall(),
     ) -> list[Claim]:
-        """Lease up to `limit` jobs of `queue` to `worker`, most urgent first, none less urgent than `at_least`.
+        """Lease up to `limit` jobs of `queue` to `worker`, most urgent first, none less urgent than
+        `at_least`.
 
         Takes back what outlived its lease and ends what is late first, a bounded number a call.
         """
@@ -159,7 +167,8 @@ class JobQueue:
         return lost
 
     def release(self, lease: Lease, *, delay_s: float = 0.0, request: str | None = None) -> bool:
-        """Hand a job back, to be claimed again after `delay_s`; counts no loss. False when the lease was not held.
+        """Hand a job back, to be claimed again after `delay_s`; counts no loss. False when the
+        lease was not held.
 
         `request` replaces what the next worker reads (the progress of a delivery).
         """
@@ -169,7 +178,8 @@ class JobQueue:
     def finish(self, outcome: Outcome) -> JobState:
         """End a leased job with its result; return the state it ended in.
 
-        A completed job whose deadline has passed ends expired. Raises StaleLease when somebody newer holds it.
+        A completed job whose deadline has passed ends expired. Raises StaleLease when somebody
+        newer holds it.
         """
         (state,) = self.finish_many([outcome])
         if state is None:
@@ -177,7 +187,9 @@ class JobQueue:
         return state
 
     def finish_many(self, outcomes: Sequence[Outcome]) -> list[JobState | None]:
-        """End several leased jobs in one round trip; return the states they ended in, None for a stale lease."""
+        """End several leased jobs in one round trip; return the states they ended in, None for a
+        stale lease.
+        """
         with translated_errors():
             pipeline = self._client.pipeline(transaction=False)
             for outcome in outcomes:
@@ -186,12 +198,17 @@ class JobQueue:
         return [None if reply == "stale" else JobState(reply) for reply in replies]
 
     def cancel(self, job_id: str, tenant: str) -> JobState | None:
-        """End a job that has not ended; return the state it is in now, None when there is no such job."""
+        """End a job that has not ended; return the state it is in now, None when there is no such
+        job.
+        """
         reply = self._cancel(*self._head(), job_id, tenant)
         return JobState(reply) if reply else None
 
     def erase(self, job_id: str, tenant: str) -> bool:
-        """Delete a job's record and texts, cancelling it first when it is live. False when there is no such job."""
+        """Delete a job's record and texts, cancelling it first when it is live.
+
+        False when there is no such job.
+        """
         if self.cancel(job_id, tenant) is None:
             return False
         return bool(self._erase(*self._head(), job_id, tenant))
@@ -255,9 +272,11 @@ class JobQueue:
     def bells(
         self, queues: Sequence[str], worker: str, at_least: Priority | None = Priority.BULK
     ) -> list[str]:
-        """Return the lists a worker blocks on: its inbox, then what rings when its queues get work it takes.
+        """Return the lists a worker blocks on: its inbox, then what rings when its queues get work
+        it takes.
 
-        `at_least` None is for a worker that takes nothing: it must not take a ring from those that do.
+        `at_least` None is for a worker that takes nothing: it must not take a ring from those that
+        do.
         """
         inbox = keys.INBOX.of(self._prefix, worker=worker)
         if at_least is None:
@@ -282,7 +301,9 @@ class JobQueue:
             pipeline.execute()
 
     def totals(self, queue: str) -> dict[str, int]:
-        """Return the queue's counters since it was made: submitted, claimed, lost, stale and one a terminal state."""
+        """Return the queue's counters since it was made: submitted, claimed, lost, stale and one a
+        terminal state.
+        """
         with translated_errors():
             key = keys.TOTALS.of(self._prefix, queue=queue)
             fields = cast("dict[str, str]", self._client.hgetall(key))

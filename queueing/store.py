@@ -1,7 +1,8 @@
-"""The connection to Redis and its scripts: how they are loaded, and what their failures become. Knows no verb.
+"""The connection to Redis and its scripts: how they are loaded, and what their failures become.
+Knows no verb.
 
-A call that failed because of the store raises StoreUnavailable, never a redis exception, and never hangs longer than
-the client's timeouts.
+A call that failed because of the store raises StoreUnavailable, never a redis exception, and never
+hangs longer than the client's timeouts.
 """
 
 from collections.abc import Iterator
@@ -73,7 +74,7 @@ def _refusal(error: redis.ResponseError) -> str | None:
 
 
 @cache
-def script_text(name: str, allow_oom: bool) -> str:
+def script_text(name: str, *, allow_oom: bool) -> str:
     """Return a verb's whole script: flags, key functions, the shared head, the verb."""
     flags = "#!lua flags=allow-oom\n" if allow_oom else "#!lua\n"
     head = "local P = KEYS[1]\n" + keys.lua_key_functions()
@@ -85,7 +86,7 @@ class Script:
     """One verb's script on one client; loads itself again after the server lost it."""
 
     def __init__(self, client: "redis.Redis", name: str, prefix: str, *, allow_oom: bool) -> None:
-        self._script = client.register_script(script_text(name, allow_oom))
+        self._script = client.register_script(script_text(name, allow_oom=allow_oom))
         self._prefix = prefix
 
     def __call__(

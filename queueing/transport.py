@@ -1,15 +1,15 @@
 """JobQueue spoken as a kombu transport: get = claim, ack = finished, reject = release.
 
-Job queues (is_job_queue) are served by JobQueue's scripts; every other queue (control, replies, events) stays kombu's
-stock Redis transport. Stock redelivery is off: leases do that. Nothing but a job's id and fence becomes a message, so
-prompts never reach Celery, its events or its logs.
+Job queues (is_job_queue) are served by JobQueue's scripts; every other queue (control, replies,
+events) stays kombu's stock Redis transport. Stock redelivery is off: leases do that. Nothing but a
+job's id and fence becomes a message, so prompts never reach Celery, its events or its logs.
 
-A channel with room blocks on the bells of its queues and on its worker's inbox; a full one blocks on the bells of work
-more urgent than what it holds, or on the inbox only. When a slot frees, the channel claims at once instead of waiting
-for a bell.
+A channel with room blocks on the bells of its queues and on its worker's inbox; a full one blocks
+on the bells of work more urgent than what it holds, or on the inbox only. When a slot frees, the
+channel claims at once instead of waiting for a bell.
 
-The worker hands its Intake over in the transport option `intake`; a connection without one (beat, control commands)
-can publish and ask, but not consume jobs.
+The worker hands its Intake over in the transport option `intake`; a connection without one (beat,
+control commands) can publish and ask, but not consume jobs.
 """
 
 import json
@@ -33,7 +33,9 @@ _GONE = ("timeout", "connection")
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How many jobs a worker takes now, the least urgent priority it takes, and how many jobs it holds already."""
+    """How many jobs a worker takes now, the least urgent priority it takes, and how many jobs it
+    holds already.
+    """
 
     limit: int
     at_least: Priority = Priority.BULK
@@ -46,9 +48,11 @@ class Room:
 
 
 class Intake(Protocol):
-    """The worker's side of claiming: how much it wants, and where claims go. Called by the consuming thread.
+    """The worker's side of claiming: how much it wants, and where claims go. Called by the
+    consuming thread.
 
-    `settle` may come from any thread: the message of that lease is done with as far as Celery is concerned.
+    `settle` may come from any thread: the message of that lease is done with as far as Celery is
+    concerned.
     """
 
     queue: JobQueue
@@ -80,7 +84,10 @@ class Intake(Protocol):
 
 
 class LeaseQoS(stock.QoS):
-    """What is delivered and not yet settled. How much may be claimed is the intake's business, not a prefetch count."""
+    """What is delivered and not yet settled.
+
+    How much may be claimed is the intake's business, not a prefetch count.
+    """
 
     channel: "JobChannel"
     _delivered: OrderedDict[str, Any]
@@ -98,8 +105,10 @@ class LeaseQoS(stock.QoS):
         """Settle a message whose job ended, or that Celery dropped because it was revoked."""
         self._settle(delivery_tag, requeue=False)
 
-    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Hand a job back; without requeue its lease runs out and counts as a loss, like any job nobody could run."""
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  kombu's
+        """Hand a job back; without requeue its lease runs out and counts as a loss, like any job
+        nobody could run.
+        """
         if requeue:
             self._settle(delivery_tag, requeue=True)
         else:
@@ -108,8 +117,10 @@ class LeaseQoS(stock.QoS):
     def restore_visible(self, *_args: Any, **_options: Any) -> None:
         """Do nothing: claim reaps what outlived its lease."""
 
-    def restore_unacked_once(self, stderr: Any = None) -> None:
-        """Do nothing: a closing connection does not end a lease; the worker finishes or releases it itself."""
+    def restore_unacked_once(self, stderr: Any = None) -> None:  # noqa: ARG002  kombu's
+        """Do nothing: a closing connection does not end a lease; the worker finishes or releases it
+        itself.
+        """
         self._on_collect.cancel()  # type: ignore[attr-defined]  # not in the stub
 
     def _settle(self, delivery_tag: str, *, requeue: bool) -> None:
@@ -148,7 +159,10 @@ class JobChannel(stock.Channel):
         self.claim_soon()
 
     def claim_soon(self) -> None:
-        """Have the consuming thread claim once more, however often this is called before it does. Any thread."""
+        """Have the consuming thread claim once more, however often this is called before it does.
+
+        Any thread.
+        """
         if not self._claim_is_due:
             self._claim_is_due = True
             loop = get_event_loop()
@@ -253,7 +267,11 @@ class Transport(stock.Transport):
 def _message(claim: Claim) -> dict[str, Any]:
     """Build a task message of Celery's protocol 2; its only argument is the job's id."""
     lease = claim.lease
-    arguments = [[lease.job_id], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]
+    arguments = [
+        [lease.job_id],
+        {},
+        {"callbacks": None, "errbacks": None, "chain": None, "chord": None},
+    ]
     return {
         "body": json.dumps(arguments),
         "content-encoding": "utf-8",

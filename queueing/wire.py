@@ -1,4 +1,5 @@
-"""Every format that crosses a process: the request a worker reads and the result it leaves. JSON, versioned by `v`.
+"""Every format that crosses a process: the request a worker reads and the result it leaves. JSON,
+versioned by `v`.
 
 A reader refuses a version it does not know, so that a rolling update never misreads a job.
 """
@@ -15,7 +16,10 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """What a prompt job asks for. Exactly one of `prompt` and `messages` is set. temperature 0 is greedy."""
+    """What a prompt job asks for.
+
+    Exactly one of `prompt` and `messages` is set. temperature 0 is greedy.
+    """
 
     model: str
     max_tokens: int
@@ -56,7 +60,9 @@ def encode_result(result: JobResult) -> str:
 
 
 def decode_result(payload: str) -> JobResult:
-    """Read a result; the scripts leave the short form of a job that ended without one. Raises UnknownVersion."""
+    """Read a result; the scripts leave the short form of a job that ended without one. Raises
+    UnknownVersion.
+    """
     fields = _versioned(payload)
     error = fields.get("error")
     return JobResult(

@@ -1,4 +1,6 @@
-"""Composition root of CPU workers: webhooks, batch ticks and the janitor, as Celery tasks on threads. No torch."""
+"""Composition root of CPU workers: webhooks, batch ticks and the janitor, as Celery tasks on
+threads. No torch.
+"""
 
 import secrets
 import socket
@@ -6,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import redis
 import redis
 import structlog
 from celery import Celery
@@ -19,8 +20,6 @@ from ops.metrics import WebhookMetrics, new_registry
 from ops.settings import Settings
 from queueing.batch_store import BatchStore
 from queueing.clock import SystemClock
-from queueing.deliveries import DeliveryLog
-from queueing.endpoints import EndpointStore
 from queueing.deliveries import DeliveryLog
 from queueing.endpoints import EndpointStore
 from queueing.errors import StaleLease
@@ -47,9 +46,10 @@ Work = Callable[[Lease, str], None]
 
 
 class CpuTasks:
-    """Runs one leased job a call and lets go of its lease; the work itself finishes or releases the job.
+    """Runs one leased job a call and lets go of its lease.
 
-    Work that raises leaves the lease to run out: the job comes again, after the lease's length.
+    The work itself finishes or releases the job. Work that raises leaves the lease to run out: the
+    job comes again, after the lease's length.
     """
 
     def __init__(self, intake: Intake, works: dict[str, Work]) -> None:

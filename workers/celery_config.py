@@ -1,6 +1,7 @@
 """The Celery settings all our workers share. Must not know what a worker runs.
 
-The broker URL stays redis:// (Flower accepts no other); the transport behind it is ours by class path.
+The broker URL stays redis:// (Flower accepts no other); the transport behind it is ours by class
+path.
 """
 
 from typing import Any

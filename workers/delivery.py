@@ -1,12 +1,15 @@
-"""Delivery: tokens to text, text to results, results to the queue; and the leases of what still runs.
+"""Delivery: tokens to text, text to results, results to the queue; and the leases of what still
+runs.
 
-Owns every RunningJob from `expect` until it ended. Runs in one thread, the only one of an engine worker that waits for
-Redis while the engine steps. A store that is away is asked again; nothing is dropped meanwhile.
+Owns every RunningJob from `expect` until it ended. Runs in one thread, the only one of an engine
+worker that waits for Redis while the engine steps. A store that is away is asked again; nothing is
+dropped meanwhile.
 """
 
 import queue
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -27,7 +30,10 @@ _MAX_BATCH = 256
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A job this worker is done with. `state` is None when somebody else ended it or holds it now."""
+    """A job this worker is done with.
+
+    `state` is None when somebody else ended it or holds it now.
+    """
 
     tag: str
     state: JobState | None
@@ -35,7 +41,10 @@ class Ended:
 
 
 class Delivery:
-    """Ends jobs. `expect`, `refuse` and `lose` may be called from any thread, `turn` from one only."""
+    """Ends jobs.
+
+    `expect`, `refuse` and `lose` may be called from any thread, `turn` from one only.
+    """
 
     def __init__(
         self,
@@ -52,7 +61,7 @@ class Delivery:
         self._observer = observer
         self._abort = abort
         self._on_finished = on_finished
-        self._on_ended: Callable[[Sequence[Ended]], None] = lambda ended: None
+        self._on_ended: Callable[[Sequence[Ended]], None] = lambda _ended: None
         self._running: dict[str, RunningJob] = {}
         self._pending: list[Outcome] = []
         self._lost: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -79,10 +88,8 @@ class Delivery:
 
     def turn(self, wait_s: float = 0.1) -> None:
         """Wait for events, apply them all, and write the results that are ready."""
-        try:
+        with suppress(queue.Empty):
             self._apply(self._events.get(timeout=wait_s))
-        except queue.Empty:
-            pass
         while not self._events.empty():
             self._apply(self._events.get())
         while not self._lost.empty():

@@ -1,7 +1,8 @@
-"""Drain: what SIGTERM does to a worker. Claim nothing more, finish what can be finished in the grace, then stop.
+"""Drain: what SIGTERM does to a worker. Claim nothing more, finish what can be finished in the
+grace, then stop.
 
-Celery's own warm shutdown closes the consumer first, and with it the events and acknowledgements of what still runs;
-here its loop goes on until the work is done. A second signal ends the grace.
+Celery's own warm shutdown closes the consumer first, and with it the events and acknowledgements of
+what still runs; here its loop goes on until the work is done. A second signal ends the grace.
 """
 
 import signal
@@ -20,7 +21,10 @@ _CHECK_S = 0.05
 
 
 class Drain:
-    """Stops one worker gracefully. Its handlers take the place of Celery's once the worker is ready."""
+    """Stops one worker gracefully.
+
+    Its handlers take the place of Celery's once the worker is ready.
+    """
 
     def __init__(self, intake: Intake, grace_s: float) -> None:
         self._intake = intake

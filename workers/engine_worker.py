@@ -1,6 +1,8 @@
-"""The engine worker around an engine: intake, serving, delivery, and the Celery worker that drives them.
+"""The engine worker around an engine: intake, serving, delivery, and the Celery worker that drives
+them.
 
-A composition root that is handed its engine: workers/gpu.py makes one of a model folder. Imports no torch.
+A composition root that is handed its engine: workers/gpu.py makes one of a model folder. Imports no
+torch.
 """
 
 import queue
@@ -69,9 +71,9 @@ def serve(model: LoadedModel, settings: Settings, name: str | None = None) -> in
     if settings.metrics_port:
         start_http_server(settings.metrics_port, "127.0.0.1", registry)
     celery_worker = app.Worker(pool=EnginePool, **worker_options(worker, settings.slots))
-    observer.ready(True)
+    observer.ready(is_ready=True)
     celery_worker.start()
-    observer.ready(False)
+    observer.ready(is_ready=False)
     return int(celery_worker.exitcode or 0)
 
 

@@ -1,7 +1,7 @@
 """Intake: how many jobs a worker claims now, and which claims it holds.
 
-Owns the leases of one process: a claim is held from the moment it is accepted until it is finished, handed back or lost.
-Must not know the engine or Celery. Every method is safe from any thread.
+Owns the leases of one process: a claim is held from the moment it is accepted until it is finished,
+handed back or lost. Must not know the engine or Celery. Every method is safe from any thread.
 """
 
 import threading
@@ -15,7 +15,10 @@ from queueing.transport import Room
 
 
 class Intake:
-    """The claims of one worker. `slots` bounds them; `urgent_slots` more are only for what is more urgent than they."""
+    """The claims of one worker.
+
+    `slots` bounds them; `urgent_slots` more are only for what is more urgent than they.
+    """
 
     def __init__(self, queue: JobQueue, worker: str, *, slots: int, urgent_slots: int = 0) -> None:
         self.queue = queue
@@ -26,7 +29,7 @@ class Intake:
         self._claims: dict[str, Claim] = {}
         self._is_closed = False
         self._num_answered: dict[str, int] = {}
-        self._on_cancel: Callable[[Lease], None] = lambda lease: None
+        self._on_cancel: Callable[[Lease], None] = lambda _lease: None
 
     def __json__(self) -> str:
         """Be printable where Celery shows the connection's options (`inspect stats`)."""
@@ -63,7 +66,10 @@ class Intake:
         return str(self._num_answered.get(queue, 0))
 
     def answered(self, queue: str) -> None:
-        """Note that the claim was answered. Called by the consuming thread only, as is `call_id`."""
+        """Note that the claim was answered.
+
+        Called by the consuming thread only, as is `call_id`.
+        """
         self._num_answered[queue] = self._num_answered.get(queue, 0) + 1
 
     def accept(self, claim: Claim) -> None:

@@ -1,7 +1,8 @@
-"""Janitor: takes back, expires and makes ready what no worker's claim has looked at. Safe to run anywhere, any often.
+"""Janitor: takes back, expires and makes ready what no worker's claim has looked at. Safe to run
+anywhere, any often.
 
-It runs as a job of its own queue that is always there and always due again a little later. Celery beat only makes sure
-of that, and sweeps itself in case no CPU worker lives.
+It runs as a job of its own queue that is always there and always due again a little later. Celery
+beat only makes sure of that, and sweeps itself in case no CPU worker lives.
 """
 
 from collections.abc import Callable, Sequence

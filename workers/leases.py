@@ -1,6 +1,7 @@
 """LeaseRenewer: keeps the claims of one process alive while its work makes progress.
 
-Must not know what the work is. A process that hangs stops renewing, so its jobs go to somebody else.
+Must not know what the work is. A process that hangs stops renewing, so its jobs go to somebody
+else.
 """
 
 import threading

@@ -1,4 +1,6 @@
-"""EngineObserver: what an engine worker sees, as metrics. Called by the delivery thread; must not change anything."""
+"""EngineObserver: what an engine worker sees, as metrics. Called by the delivery thread; must not
+change anything.
+"""
 
 from collections.abc import Callable
 
@@ -28,7 +30,7 @@ class EngineObserver:
         self._capacity = capacity
         self._gauges = {"worker": worker, "model": model}
 
-    def ready(self, is_ready: bool) -> None:  # noqa: FBT001  the gauge's value
+    def ready(self, *, is_ready: bool) -> None:
         """Say whether the worker takes jobs."""
         self._engine.worker_ready.labels(**self._gauges).set(int(is_ready))
 

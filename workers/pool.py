@@ -1,11 +1,13 @@
 """EnginePool: a Celery pool that owns the engine; one slot per sequence.
 
-Celery hands it requests whose only argument is a job's id; the claim behind each lies in the Intake. The pool tokenises,
-passes the job to the stepping thread, and tells Celery what became of it. What a person sees through Celery (active,
-revoke, events) is Celery's own; the truth about a job is the queue's.
+Celery hands it requests whose only argument is a job's id; the claim behind each lies in the
+Intake. The pool tokenises, passes the job to the stepping thread, and tells Celery what became of
+it. What a person sees through Celery (active, revoke, events) is Celery's own; the truth about a
+job is the queue's.
 
-Threads: Celery's main thread calls every method here but those of the two threads started here. What ended comes back to
-the main thread through its event loop, because Celery's requests are not thread-safe.
+Threads: Celery's main thread calls every method here but those of the two threads started here.
+What ended comes back to the main thread through its event loop, because Celery's requests are not
+thread-safe.
 """
 
 import os
@@ -38,7 +40,9 @@ _NEWER_VERSION_DELAY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """What the composition root built for one engine worker; the Celery app carries it as `engine_parts`."""
+    """What the composition root built for one engine worker; the Celery app carries it as
+    `engine_parts`.
+    """
 
     intake: Intake
     tokenizer: Tokenizer
@@ -48,7 +52,7 @@ class EngineParts:
     watchdog_s: float
 
 
-class JobFailed(Exception):  # noqa: N818  the name is what Flower shows
+class JobFailed(Exception):
     """How a job that did not complete looks to Celery; the text is its failure code."""
 
 
@@ -88,7 +92,7 @@ class EnginePool(BasePool):
             thread.start()
 
     def register_with_event_loop(self, loop: Any) -> None:
-        """Take ended jobs at every turn of the loop, also after it was reset by a lost connection."""
+        """Take ended jobs at every turn of the loop, also when a lost connection reset it."""
         self._hub = loop
         loop.on_tick.add(self._complete_ended)
 
@@ -165,7 +169,7 @@ class EnginePool(BasePool):
         try:
             while not self._stopping.is_set():
                 self._parts.serving.turn()
-        except Exception:
+        except Exception:  # noqa: BLE001  around a turn: whatever it is, the process ends
             self._die(Event.TURN_FAILED)
         finally:
             self._stepping_ended.set()
@@ -179,11 +183,13 @@ class EnginePool(BasePool):
                 if parts.renewer.stalled_s() > parts.watchdog_s:
                     self._die(Event.WATCHDOG_EXPIRED)
             parts.delivery.turn(wait_s=0.0)
-        except Exception:
+        except Exception:  # noqa: BLE001  around a turn: whatever it is, the process ends
             self._die(Event.TURN_FAILED)
 
     def _die(self, event: Event) -> None:
-        """End the process: its leases run out, its jobs go elsewhere, its supervisor starts it again."""
+        """End the process: its leases run out, its jobs go elsewhere, its supervisor starts it
+        again.
+        """
         self._log.critical(event, exc_info=True)
         os._exit(EXIT_FATAL)
 

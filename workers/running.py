@@ -1,7 +1,7 @@
 """RunningJob: a claimed prompt job on its way through tokenizer, engine and back to text.
 
-Made by the consuming thread, then owned by the delivery thread alone; the stepping thread sees only its sequence and
-its deadline. Must not know Redis or Celery.
+Made by the consuming thread, then owned by the delivery thread alone; the stepping thread sees only
+its sequence and its deadline. Must not know Redis or Celery.
 """
 
 import time
@@ -82,7 +82,10 @@ class RunningJob:
         return match.is_stopped
 
     def completed(self, reason: FinishReason, num_output_tokens: int) -> JobResult:
-        """Make the result of a job whose text is whole. `num_output_tokens` counts the end token too."""
+        """Make the result of a job whose text is whole.
+
+        `num_output_tokens` counts the end token too.
+        """
         match = self.stops.feed(self.detokenizer.flush())
         self.text.append(match.text)
         if match.is_stopped:
@@ -119,7 +122,7 @@ class RunningJob:
 
 
 def prepare(claim: Claim, tokenizer: Tokenizer) -> RunningJob:
-    """Read a claim's request and tokenise its prompt; raise RequestError for one that can't be run."""
+    """Read a claim's request and tokenise its prompt; raise RequestError if it can't be run."""
     clock = StageClock()
     request = decode_request(claim.request)
     try:
@@ -127,7 +130,7 @@ def prepare(claim: Claim, tokenizer: Tokenizer) -> RunningJob:
             prompt_ids = tokenizer.encode_chat(list(request.messages))
         else:
             prompt_ids = tokenizer.encode(request.prompt or "")
-        sampling = _sampling(request, tokenizer)
+        sampling = _sampling(request)
     except SamplingError as error:
         raise RequestError(FailureCode.INVALID_REQUEST, str(error)) from error
     except ChatTemplateError as error:
@@ -140,7 +143,10 @@ def prepare(claim: Claim, tokenizer: Tokenizer) -> RunningJob:
         claim=claim,
         request=request,
         sequence=Sequence(
-            claim.lease.tag, prompt_ids, sampling, (float(claim.priority.level), float(claim.due_ms))
+            claim.lease.tag,
+            prompt_ids,
+            sampling,
+            (float(claim.priority.level), float(claim.due_ms)),
         ),
         deadline=deadline,
         clock=clock,
@@ -149,7 +155,7 @@ def prepare(claim: Claim, tokenizer: Tokenizer) -> RunningJob:
     )
 
 
-def _sampling(request: GenerateRequest, tokenizer: Tokenizer) -> SamplingParams:
+def _sampling(request: GenerateRequest) -> SamplingParams:
     return SamplingParams(
         max_tokens=request.max_tokens,
         temperature=request.temperature,

@@ -1,10 +1,11 @@
-"""ServingLoop.turn: admit, drop what is late, step, hand the tokens on. Read this file to understand the project.
+"""ServingLoop.turn: admit, drop what is late, step, hand the tokens on. Read this file to
+understand the project.
 
     main thread (Celery)            stepping thread            delivery thread
     claim, tokenise ──submit/abort──> turn ──tokens, ends──> text, finish, renew
 
-Owns the engine, and nothing else touches it. Never waits for Redis: claims come in through a queue of its own, results
-leave through another, so a store that hangs does not stop a step.
+Owns the engine, and nothing else touches it. Never waits for Redis: claims come in through a queue
+of its own, results leave through another, so a store that hangs does not stop a step.
 """
 
 import queue
@@ -59,7 +60,10 @@ Event = Stepped | Refused | Late
 
 
 class ServingLoop:
-    """Turns one engine. `submit` and `abort` may be called from any thread, `turn` from one only."""
+    """Turns one engine.
+
+    `submit` and `abort` may be called from any thread, `turn` from one only.
+    """
 
     def __init__(
         self,
@@ -82,7 +86,9 @@ class ServingLoop:
         self._inbox.put(job)
 
     def abort(self, tag: str) -> None:
-        """Drop a job's sequence before the next step, wherever it is; nothing happens if it has ended."""
+        """Drop a job's sequence before the next step, wherever it is; nothing happens if it has
+        ended.
+        """
         self._inbox.put(tag)
 
     def turn(self) -> None:
@@ -94,7 +100,10 @@ class ServingLoop:
         self.num_turns += 1
 
     def _admit(self) -> None:
-        """Take what came in. An engine without work waits for it, and then a little longer for company."""
+        """Take what came in.
+
+        An engine without work waits for it, and then a little longer for company.
+        """
         if not self._engine.has_work:
             try:
                 self._take(self._inbox.get(timeout=self._idle_wait_s))

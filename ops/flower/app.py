@@ -1,8 +1,9 @@
 """Flower over our queues: its own server, with queue lengths read from JobQueue.
 
-Flower asks a broker class for the lengths of Redis lists; our queues are sorted sets, so the class it finds is replaced
-by one that answers with them, by model and priority. Task rows, revoke and worker pages are Flower's own. It listens on
-loopback and asks for a name and a password: user `promptmill`, the API key.
+Flower asks a broker class for the lengths of Redis lists; our queues are sorted sets, so the class
+it finds is replaced by one that answers with them, by model and priority. Task rows, revoke and
+worker pages are Flower's own. It listens on loopback and asks for a name and a password: user
+`promptmill`, the API key.
 """
 
 import asyncio
@@ -33,8 +34,10 @@ class JobQueueBroker(flower_broker.Redis):  # type: ignore[misc]  # flower ships
         super().__init__(broker_url, *args, **kwargs)
         self._jobs = jobs
 
-    async def queues(self, names: list[str]) -> list[dict[str, Any]]:
-        """Return a row for each of our queues and one for each of its priorities, whoever consumes them now."""
+    async def queues(self, _names: list[str]) -> list[dict[str, Any]]:
+        """Return a row for each of our queues and one for each of its priorities, whoever consumes
+        them now.
+        """
         return await asyncio.to_thread(self._rows)
 
     def _rows(self) -> list[dict[str, Any]]:
