@@ -1,6 +1,7 @@
 """Audit: whether what lies in Redis is a state the queue can be in. Reads keys, never writes.
 
-The laws: a live job is in exactly one place and an ended one in none; the lists of one tenant add
+The laws: a live job is in exactly one place and an ended one in none; a result is of the newest
+claim; the lists of one tenant add
 up to the lists of all; what is said to be held of bytes and tokens is what the live jobs hold;
 nobody is remembered without a reason.
 """
@@ -69,7 +70,14 @@ class _QueueAudit:
         self._jobs = {job.id: job for job in jobs if job.fields["queue"] == queue}
 
     def faults(self) -> list[str]:
-        checks = (self._places, self._tenants, self._deadlines, self._load, self._remembered)
+        checks = (
+            self._places,
+            self._holders,
+            self._tenants,
+            self._deadlines,
+            self._load,
+            self._remembered,
+        )
         return [f"{self._queue}: {fault}" for check in checks for fault in check()]
 
     def _members(self, family: keys.Key, **parts: str) -> list[str]:
@@ -97,6 +105,13 @@ class _QueueAudit:
             if found not in allowed:
                 faults.append(f"{job.id} is {job.state} and in {found}")
         return faults
+
+    def _holders(self) -> list[str]:
+        return [
+            f"{job.id} was ended by claim {job.fields['finished_fence']} of {job.fields['fence']}"
+            for job in self._jobs.values()
+            if job.fields.get("finished_fence", job.fields["fence"]) != job.fields["fence"]
+        ]
 
     def _tenants(self) -> list[str]:
         faults = []

@@ -1,4 +1,4 @@
-"""A model without tensors: its text is a pure function of prompt and seed, so results can be checked.
+"""A model without tensors: its text is a pure function of prompt and seed, so all can be checked.
 
 The engine around it is the real one: scheduler, blocks, preemption. Only what is computed is made
 up, and how long a step takes. Words in a prompt make the step that computes it misbehave.

@@ -1,0 +1,72 @@
+"""Clusters for fault tests, one source of chance, and the table of rows against results."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import Cluster
+from tests.support.proxy import FaultProxy
+from tests.support.server import embedded_binary
+
+_ROW = "fault"
+
+
+@pytest.fixture
+def chance(request: pytest.FixtureRequest) -> random.Random:
+    """Return the source of every random choice, from the seed that is printed at the start."""
+    return random.Random(request.config.getoption("randomly_seed"))
+
+
+@pytest.fixture
+def make_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """Return a way to start a cluster with other settings; it is gone after the test."""
+    clusters: list[Cluster] = []
+
+    def make(**settings: Any) -> Cluster:
+        cluster = Cluster(tmp_path / f"cluster-{len(clusters)}", embedded_binary(), **settings)
+        clusters.append(cluster)
+        return cluster
+
+    yield make
+    for cluster in clusters:
+        cluster.stop()
+
+
+@pytest.fixture
+def cluster(make_cluster: Callable[..., Cluster]) -> Cluster:
+    """Return a cluster that has a server and no worker yet."""
+    return make_cluster()
+
+
+@pytest.fixture
+def proxy(cluster: Cluster, chance: random.Random) -> Iterator[FaultProxy]:
+    """Return a proxy in front of the cluster's server."""
+    proxy = FaultProxy(cluster.server.port, chance)
+    proxy.start()
+    yield proxy
+    proxy.stop()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for marker in item.iter_markers(_ROW):
+            item.user_properties.append((_ROW, marker.args[0]))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print which rows of the fault table were shown, and how it went."""
+    rows: dict[str, list[str]] = {}
+    for outcome in ("passed", "failed", "error"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            for name, row in getattr(report, "user_properties", ()):
+                if name == _ROW:
+                    rows.setdefault(row, []).append(outcome)
+    if not rows:
+        return
+    terminalreporter.section("faults")
+    for row in sorted(rows, key=lambda row: int(row[1:])):
+        counts = ", ".join(f"{rows[row].count(word)} {word}" for word in sorted(set(rows[row])))
+        terminalreporter.write_line(f"{row:>4}  {counts}")
