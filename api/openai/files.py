@@ -8,6 +8,7 @@ the same, with status `error` and the reason in `status_details`.
 import io
 from pathlib import PurePosixPath
 from typing import IO, Any, cast
+from urllib.parse import quote
 
 from flask import Blueprint, Response, jsonify, request
 from werkzeug.datastructures import FileStorage, MultiDict
@@ -260,7 +261,7 @@ def _attachment(filename: str) -> str:
     plain = name.encode("ascii", "replace").decode().replace("?", "_")
     options = {"filename": plain}
     if plain != name:
-        options["filename*"] = name
+        options["filename*"] = f"UTF-8''{quote(name, safe='')}"
     return dump_options_header("attachment", options)
 
 
