@@ -58,8 +58,8 @@ class LocalStack:
     def __init__(self, settings: Settings, supervisor: Supervisor, *, flower: bool = True) -> None:
         self._settings = settings
         self._supervisor = supervisor
-        self._flower_port = (settings.flower_port or _free_port()) if flower else None
-        self._api_port = settings.api_port or _free_port()
+        self._flower_port = (settings.flower_port or free_port()) if flower else None
+        self._api_port = settings.api_port or free_port()
         self.api_key = settings.resolved_api_key() or f"pm-{secrets.token_urlsafe(24)}"
         secret = settings.webhook_secret
         self.webhook_secret = (
@@ -77,7 +77,7 @@ class LocalStack:
 
     def start_store(self, folder: Path) -> None:
         """Start the embedded server with an append-only file in `folder`; raises StackError."""
-        port = _free_port()
+        port = free_port()
         folder.mkdir(parents=True, exist_ok=True)
         self._redis_url = f"redis://127.0.0.1:{port}/0"
         options = {
@@ -171,7 +171,8 @@ def _promptmill(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "ops.cli", *arguments]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a loopback port that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,7 +1,7 @@
 """The Celery settings all our workers share. Must not know what a worker runs.
 
-The broker URL stays redis:// (Flower accepts no other); the transport behind it is ours by class
-path.
+The broker URL stays redis://. An app that consumes jobs has our transport behind it, by class path;
+one that only controls or watches (Flower, which accepts no other scheme) keeps the stock one.
 """
 
 from typing import Any
@@ -27,8 +27,6 @@ def configure_celery(app: Celery, redis_url: str, intake: Intake | None = None) 
     """Give an app, of whatever class, our settings."""
     app.conf.update(
         broker_url=redis_url,
-        broker_transport=TRANSPORT,
-        broker_transport_options={"intake": intake} if intake else {},
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,  # wait for the store as long as it takes
         accept_content=["json"],
@@ -43,6 +41,8 @@ def configure_celery(app: Celery, redis_url: str, intake: Intake | None = None) 
         worker_redirect_stdouts=False,
         worker_cancel_long_running_tasks_on_connection_loss=False,
     )
+    if intake is not None:
+        app.conf.update(broker_transport=TRANSPORT, broker_transport_options={"intake": intake})
     setup_logging.connect(_keep_our_logging)
 
 
