@@ -1,14 +1,16 @@
-"""Lanes: how many deliveries may be under way to one receiver, and to all that were seen to hang.
+"""Lanes: how many deliveries may be under way to one receiver, and to those not known to answer.
 
-Keeps a receiver that answers free of those that do not: one receiver holds at most a quarter of the
-worker's slots, and all receivers whose last attempt timed out hold at most half of them together.
-What finds no place is to be handed back to the queue, to come again at the pace at which places get
-free. Owns nothing but counts of this process; must not know HTTP or the queue.
+Keeps receivers that answer free of those that do not. One receiver holds at most a quarter of the
+worker's slots; all whose last attempt timed out hold at most half of them together; and an eighth
+is kept for receivers whose last attempt was answered. What finds no place is to be handed back to
+the queue, to come again at the pace at which places get free. Owns nothing but counts of this
+process; must not know HTTP or the queue.
 """
 
 import threading
 import time
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 _MIN_WAIT_S = 0.5
 _MAX_WAIT_S = 60.0
@@ -28,9 +30,10 @@ class Lanes:
     def __init__(self, slots: int) -> None:
         self._max_each = max(1, slots // 4)
         self._max_hanging = max(1, slots // 2)
+        self._max_unproven = max(1, slots - max(1, slots // 8))
         self._lock = threading.Lock()
         self._receivers: dict[str, _Receiver] = {}
-        self._hanging_lane = _Pace()
+        self._shared_pace = _Pace()
 
     def enter(self, receiver: str) -> Wait | None:
         """Take a place; or say when to come again. Whoever got a place gives it back by leave."""
@@ -38,8 +41,8 @@ class Lanes:
             state = self._receivers.setdefault(receiver, _Receiver())
             if state.num_inside >= self._max_each:
                 return state.pace.next_wait(state.last_s / self._max_each)
-            if state.hangs and self._num_hanging_inside() >= self._max_hanging:
-                return self._hanging_lane.next_wait(state.last_s / self._max_hanging)
+            if not self._has_room_for(state.seen):
+                return self._shared_pace.next_wait(state.last_s / self._max_hanging)
             state.num_inside += 1
             return None
 
@@ -50,11 +53,21 @@ class Lanes:
             state = self._receivers[receiver] = self._receivers.pop(receiver)
             state.num_inside -= 1
             state.last_s = duration_s
-            state.hangs = hung
+            state.seen = _Seen.HANGING if hung else _Seen.ANSWERING
             self._forget_the_oldest()
 
-    def _num_hanging_inside(self) -> int:
-        return sum(state.num_inside for state in self._receivers.values() if state.hangs)
+    def _has_room_for(self, seen: "_Seen") -> bool:
+        match seen:
+            case _Seen.ANSWERING:
+                return True
+            case _Seen.HANGING if self._num_inside(_Seen.HANGING) >= self._max_hanging:
+                return False
+            case _:
+                num_unproven = self._num_inside(_Seen.HANGING) + self._num_inside(_Seen.NEVER)
+                return num_unproven < self._max_unproven
+
+    def _num_inside(self, seen: "_Seen") -> int:
+        return sum(state.num_inside for state in self._receivers.values() if state.seen is seen)
 
     def _forget_the_oldest(self) -> None:
         while len(self._receivers) > _MAX_REMEMBERED:
@@ -62,6 +75,12 @@ class Lanes:
             if self._receivers[oldest].num_inside:
                 return
             del self._receivers[oldest]
+
+
+class _Seen(StrEnum):
+    NEVER = "never"
+    ANSWERING = "answering"
+    HANGING = "hanging"
 
 
 @dataclass(slots=True)
@@ -80,6 +99,6 @@ class _Pace:
 @dataclass(slots=True)
 class _Receiver:
     num_inside: int = 0
-    hangs: bool = False
+    seen: _Seen = _Seen.NEVER
     last_s: float = 0.1
     pace: _Pace = field(default_factory=_Pace)

@@ -121,6 +121,31 @@ def test_fifty_hanging_receivers_do_not_hold_up_a_good_one(redis_url):
 
 
 @pytest.mark.fault("F25")
+def test_a_small_worker_serves_those_it_knows_to_answer_while_fifty_new_ones_hang(redis_url):
+    with contextlib.ExitStack() as stack:
+        hanging = [stack.enter_context(receiver(hangs)) for _ in range(50)]
+        good = stack.enter_context(receiver())
+        ports = [server.port for server in [*hanging, good]]
+        bench = DeliveryBench(redis_url, ports, timeout_s=15.0, slots=8)
+        bench.end_a_job(good.url(), name="before")
+        bench.deliver_due()
+        good.take(1)
+        work = bench.deliverer.deliver
+        stack.enter_context(cpu_worker(redis_url, bench.queue, WEBHOOK_QUEUE, work, slots=8))
+        for number, server in enumerate(hanging):
+            bench.end_a_job(server.url(), name=f"hanging{number}")
+
+        queued_at = time.monotonic()
+        for number in range(20):
+            bench.end_a_job(good.url(), name=f"good{number}")
+        arrived = good.take(20)
+
+        for server in hanging:
+            server.stopped.set()
+    assert arrived[-1].at - queued_at < 2.0
+
+
+@pytest.mark.fault("F25")
 def test_one_hanging_receiver_with_many_events_leaves_most_places_free(redis_url):
     with receiver(hangs) as hanging, receiver() as good:
         bench = DeliveryBench(redis_url, [hanging.port, good.port], timeout_s=15.0, slots=8)

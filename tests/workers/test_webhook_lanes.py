@@ -27,15 +27,33 @@ def test_a_place_that_was_given_back_is_free_again():
 def test_receivers_that_hung_get_half_of_the_places_together():
     lanes = Lanes(slots=4)
     hanging = ["a", "b", "c"]
-    fill(lanes, *hanging)
     for receiver in hanging:
+        lanes.enter(receiver)
         lanes.leave(receiver, duration_s=15.0, hung=True)
 
     taken = fill(lanes, *hanging)
 
     assert taken[:2] == [None, None]
     assert isinstance(taken[2], Wait)
-    assert lanes.enter("good") is None
+
+
+def test_an_eighth_is_kept_for_receivers_that_answered_last_time():
+    lanes = Lanes(slots=16)
+    lanes.enter("good")
+    lanes.leave("good", duration_s=0.1, hung=False)
+
+    taken = fill(lanes, *map(str, range(15)))
+
+    assert taken[:14] == [None] * 14
+    assert isinstance(taken[14], Wait)
+    assert fill(lanes, "good", "good") == [None, None]
+
+
+def test_a_single_place_is_open_to_everybody():
+    lanes = Lanes(slots=1)
+
+    assert lanes.enter("a") is None
+    assert isinstance(lanes.enter("b"), Wait)
 
 
 def test_a_receiver_that_answers_again_is_no_longer_held_back():
@@ -66,12 +84,15 @@ def test_those_who_wait_come_back_one_after_the_other_and_not_all_at_once():
 
 
 def test_receivers_of_long_ago_are_forgotten():
-    lanes = Lanes(slots=2)
+    lanes = Lanes(slots=4)
     lanes.enter("old")
     lanes.leave("old", duration_s=15.0, hung=True)
-
     for number in range(10_000):
         lanes.enter(str(number))
-        lanes.leave(str(number), duration_s=0.1, hung=False)
+        lanes.leave(str(number), duration_s=15.0, hung=True)
 
-    assert fill(lanes, "old", "other") == [None, None]
+    taken = fill(lanes, "9998", "9999", "9997", "old")
+
+    assert taken[:2] == [None, None]
+    assert isinstance(taken[2], Wait)
+    assert taken[3] is None
