@@ -104,6 +104,12 @@ class SegmentFolder:
     def __init__(self, data_dir: Path, batch_id: str) -> None:
         self._folder = data_dir / "batches" / batch_id
 
+    @staticmethod
+    def all_in(data_dir: Path) -> list[Path]:
+        """Return the folders of all batches that have one; each is named by its batch's id."""
+        folder = data_dir / "batches"
+        return sorted(folder.iterdir()) if folder.is_dir() else []
+
     def write(self, name: str, lines: Iterable[OutputLine]) -> None:
         """Write one segment, whole and on disk when this returns; raises StorageFull."""
         with translated_disk_errors():
