@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import redis
 from flask import Flask
 
-from api.auth import OneKey, guard
+from api.auth import Keyring, guard
 from api.drain import Drain
 from api.errors import register_error_handlers
 from api.health import OPEN_ENDPOINTS, StoreProbe, health_blueprint
 from api.jobs import JobRoutes
+from api.limits import TenantRates, tell_allowances
 from api.models import load_model_card, models_blueprint
 from api.openai.batches import BatchRoutes
 from api.openai.files import FileRoutes
@@ -21,10 +22,12 @@ from api.queue_metrics import QueueScrape, QueueTotals
 from api.requests import ObjectId, observe_requests
 from api.submission import Submission
 from api.waiters import Waiters
-from api.webhooks import WebhookRoutes
+from api.webhook_metrics import WebhookBacklog
+from api.webhooks import WebhookRoutes, webhook_secret_blueprint
 from ops.metrics import HttpMetrics, JobMetrics, QueueMetrics, StoreMetrics, new_registry
 from ops.settings import Settings
 from queueing import keys
+from queueing.admission import Admission
 from queueing.batch_input import ENDPOINTS, InputRules
 from queueing.batch_store import BatchStore
 from queueing.deliveries import DeliveryLog
@@ -33,6 +36,8 @@ from queueing.files import FileStore
 from queueing.queue import JobQueue, QueueLimits
 from queueing.served_model import ServedModels
 from queueing.store import connect
+from queueing.tenants import TenantStore
+from queueing.webhook_signature import WebhookSecret
 from queueing.webhook_url import UrlPolicy
 
 # A call that fails is repeated once; both together stay under the second within which a client is
@@ -90,13 +95,17 @@ def create_api(settings: Settings) -> Api:
     models = ServedModels(card.served for card in cards)
     drain = Drain()
     waiters = Waiters(client, keys.ENDED.of(settings.key_prefix), settings.api_max_waiters)
-    submission = Submission(queue, _url_policy(settings), drain, http, jobs)
+    tenants = TenantStore(client, prefix=settings.key_prefix)
+    rates = TenantRates(Admission(client, prefix=settings.key_prefix))
+    submission = Submission(queue, rates, _url_policy(settings), drain, http, jobs)
     scrape = QueueScrape(queue, models.names, QueueMetrics(registry), store)
     QueueTotals(queue, models.names, registry)
+    WebhookBacklog(queue, registry)
 
     app = _new_flask(settings)
     observe_requests(app, http)
-    guard(app, OneKey(api_key, http), OPEN_ENDPOINTS)
+    tell_allowances(app)
+    guard(app, Keyring(api_key, tenants, http), OPEN_ENDPOINTS)
     register_error_handlers(app, store)
     probe = StoreProbe(client, settings.key_prefix)
     app.register_blueprint(health_blueprint(probe, drain, registry, [scrape.refresh]))
@@ -106,7 +115,13 @@ def create_api(settings: Settings) -> Api:
     app.register_blueprint(_file_routes(settings, client, drain).blueprint())
     app.register_blueprint(_batch_routes(settings, client, drain).blueprint())
     app.register_blueprint(_webhook_routes(settings, client, waiters).blueprint())
+    app.register_blueprint(webhook_secret_blueprint(_webhook_secret(settings)))
     return Api(app, drain, waiters, client)
+
+
+def _webhook_secret(settings: Settings) -> WebhookSecret | None:
+    secret = settings.webhook_secret
+    return WebhookSecret.parse(secret.get_secret_value()) if secret else None
 
 
 def _webhook_routes(settings: Settings, client: "redis.Redis", waiters: Waiters) -> WebhookRoutes:

@@ -11,6 +11,7 @@ from flask import Flask, Response, g, jsonify
 from werkzeug.exceptions import HTTPException
 
 from api.drain import DrainingError
+from api.limits import RateLimited
 from ops.metrics import StoreMetrics
 from queueing.errors import (
     FailureCode,
@@ -25,6 +26,8 @@ _RETRY_AFTER_S = 5
 
 _STATUS = {
     FailureCode.INVALID_API_KEY: 401,
+    FailureCode.PERMISSION_DENIED: 403,
+    FailureCode.PRIORITY_NOT_ALLOWED: 403,
     FailureCode.MODEL_NOT_FOUND: 404,
     FailureCode.NOT_FOUND: 404,
     FailureCode.METHOD_NOT_ALLOWED: 405,
@@ -34,6 +37,8 @@ _STATUS = {
     FailureCode.REQUEST_TOO_LARGE: 413,
     FailureCode.UNSUPPORTED_MEDIA_TYPE: 415,
     FailureCode.OVERLOADED: 429,
+    FailureCode.QUOTA_EXCEEDED: 429,
+    FailureCode.RATE_LIMIT_EXCEEDED: 429,
     FailureCode.INTERNAL_ERROR: 500,
     FailureCode.DRAINING: 503,
     FailureCode.QUEUE_FULL: 503,
@@ -66,6 +71,7 @@ def register_error_handlers(app: Flask, store: StoreMetrics) -> None:
         return _try_later(FailureCode.STORE_UNAVAILABLE, "the store is unavailable", _RETRY_AFTER_S)
 
     app.register_error_handler(RequestError, _request_error)
+    app.register_error_handler(RateLimited, _rate_limited)
     app.register_error_handler(QueueFull, _queue_full)
     app.register_error_handler(QueueShed, _queue_shed)
     app.register_error_handler(DrainingError, _draining)
@@ -94,6 +100,21 @@ def _try_later(code: FailureCode, message: str, retry_after_s: int) -> Response:
 
 def _request_error(error: RequestError) -> Response:
     return refusal(error.code, error.message, error.param)
+
+
+def _rate_limited(error: RateLimited) -> Response:
+    match error.what:
+        case "keys":
+            message = "too many bad keys came from this address"
+        case "day":
+            # A wait until tomorrow is nothing for a client to sit out.
+            message = "the tokens of this day are used up; they count again from midnight UTC"
+            response = _try_later(FailureCode.QUOTA_EXCEEDED, message, error.retry_after_s)
+            response.headers["x-should-retry"] = "false"
+            return response
+        case what:
+            message = f"the rate limit on {what} is used up"
+    return _try_later(FailureCode.RATE_LIMIT_EXCEEDED, message, error.retry_after_s)
 
 
 def _queue_full(error: QueueFull) -> Response:
@@ -128,6 +149,8 @@ def _type_of(status: int) -> str:
     match status:
         case 401:
             return "authentication_error"
+        case 403:
+            return "permission_error"
         case 429:
             return "rate_limit_error"
         case _ if status >= 500:

@@ -12,7 +12,7 @@ from typing import Any
 
 from flask import Blueprint, Response, g, jsonify, request, url_for
 
-from api.auth import Tenant, current_tenant
+from api.auth import current_tenant
 from api.requests import read_object, read_query
 from api.schemas import JobBody, job_object, job_receipt, size_job
 from api.submission import JobOptions, Submission
@@ -22,6 +22,7 @@ from queueing.errors import FailureCode, RequestError, StoreUnavailable
 from queueing.job import Idempotency, JobRecord, JobState, Priority
 from queueing.queue import JobQueue
 from queueing.served_model import ServedModels
+from queueing.tenants import Tenant
 
 _ENDPOINT = "jobs"
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
@@ -61,7 +62,8 @@ class JobRoutes:
         read_query()
         fields = read_object()
         body = validate(JobBody, fields)
-        sized = size_job(body, self._models)
+        tenant = current_tenant()
+        sized = size_job(body, self._models.among(tenant.models))
         options = JobOptions(
             endpoint=_ENDPOINT,
             priority=Priority(body.priority),
@@ -72,7 +74,6 @@ class JobRoutes:
             idempotency=read_idempotency(_ENDPOINT, fields),
             validate_ms=round((monotonic() - g.started_s) * 1000, 3),
         )
-        tenant = current_tenant()
         enqueued = self._submission.submit(tenant, sized, options)
         state = JobState.QUEUED
         if not enqueued.created:

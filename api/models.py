@@ -11,6 +11,7 @@ from typing import Any
 
 from flask import Blueprint, Response, jsonify
 
+from api.auth import current_tenant
 from api.requests import read_query
 from engine.registry import load_manifest
 from engine.tokenizer import Tokenizer
@@ -48,12 +49,13 @@ def models_blueprint(cards: Sequence[ModelCard]) -> Blueprint:
     @blueprint.get("")
     def list_models() -> Response:
         read_query()
-        return jsonify(object="list", data=[objects[name] for name in sorted(objects)])
+        names = filter(current_tenant().may_use, sorted(objects))
+        return jsonify(object="list", data=[objects[name] for name in names])
 
     @blueprint.get("/<path:name>")
     def retrieve(name: str) -> Response:
         read_query()
-        if name not in objects:
+        if name not in objects or not current_tenant().may_use(name):
             raise RequestError(FailureCode.MODEL_NOT_FOUND, "no such model is served", "model")
         return jsonify(objects[name])
 

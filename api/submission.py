@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 import structlog
 
-from api.auth import Tenant
 from api.drain import Drain, DrainingError
+from api.limits import RateLimited, TenantRates
 from ops.logs import Event
 from ops.metrics import HttpMetrics, JobMetrics
-from queueing.errors import QueueFull, QueueShed, StoreUnavailable
+from queueing.errors import FailureCode, QueueFull, QueueShed, RequestError, StoreUnavailable
 from queueing.job import Enqueued, Idempotency, Job, Priority, generate_queue, new_id
 from queueing.queue import JobQueue
 from queueing.served_model import SizedRequest
+from queueing.tenants import Tenant
 from queueing.webhook_url import UrlPolicy, check_webhook_url
 from queueing.wire import encode_request
 
@@ -46,12 +47,14 @@ class Submission:
     def __init__(
         self,
         queue: JobQueue,
+        rates: TenantRates,
         url_policy: UrlPolicy,
         drain: Drain,
         http: HttpMetrics,
         jobs: JobMetrics,
     ) -> None:
         self._queue = queue
+        self._rates = rates
         self._url_policy = url_policy
         self._drain = drain
         self._http = http
@@ -60,15 +63,17 @@ class Submission:
     def submit(self, tenant: Tenant, sized: SizedRequest, options: JobOptions) -> Enqueued:
         """Return the job that stands for a request: a new one, or that of an equal earlier request.
 
-        Raises RequestError, QueueFull, StoreUnavailable and DrainingError.
+        Raises RequestError, RateLimited, QueueFull, StoreUnavailable and DrainingError.
         """
+        _check_rights(tenant, sized.request.model, options.priority)
         if options.webhook_url is not None:
             check_webhook_url(options.webhook_url, self._url_policy)
         job = _job_of(tenant, sized, options)
         try:
             self._drain.refuse_new_work()
+            self._rates.take(tenant, sized.cost)
             enqueued = self._queue.enqueue(job, options.idempotency)
-        except (QueueFull, StoreUnavailable, DrainingError) as error:
+        except (RateLimited, QueueFull, StoreUnavailable, DrainingError) as error:
             self._count_rejection(error, options.priority)
             raise
         structlog.contextvars.bind_contextvars(job_id=enqueued.job_id)
@@ -83,9 +88,13 @@ class Submission:
         log.info(Event.JOB_ACCEPTED, model=model, **labels)
 
     def _count_rejection(
-        self, error: QueueFull | StoreUnavailable | DrainingError, priority: Priority
+        self, error: RateLimited | QueueFull | StoreUnavailable | DrainingError, priority: Priority
     ) -> None:
         match error:
+            case RateLimited(what="requests"):
+                reason = "rate_limit"
+            case RateLimited():
+                reason = "token_budget"
             case QueueShed():
                 reason = "queue_soft"
             case QueueFull():
@@ -97,6 +106,14 @@ class Submission:
         self._http.admission_rejections.labels(reason=reason, priority=priority.value).inc()
 
 
+def _check_rights(tenant: Tenant, model: str, priority: Priority) -> None:
+    if not tenant.may_use(model):
+        raise RequestError(FailureCode.MODEL_NOT_FOUND, "no such model is served", "model")
+    if priority not in tenant.priorities:
+        message = f"this key does not allow the priority {priority}"
+        raise RequestError(FailureCode.PRIORITY_NOT_ALLOWED, message, "priority")
+
+
 def _job_of(tenant: Tenant, sized: SizedRequest, options: JobOptions) -> Job:
     return Job(
         id=new_id("job_"),
@@ -105,6 +122,7 @@ def _job_of(tenant: Tenant, sized: SizedRequest, options: JobOptions) -> Job:
         tenant=tenant.name,
         priority=options.priority,
         cost=sized.cost,
+        weight=tenant.tier.weight,
         deadline_s=options.deadline_s,
         must_meet_deadline=options.must_meet_deadline,
         webhook_url=options.webhook_url,

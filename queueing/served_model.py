@@ -4,7 +4,7 @@ Owns the rule of the context: prompt and generated tokens together fit, or the c
 numbers. Loads nothing: whoever composes a process hands in the tokenizers of its model folders.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -89,6 +89,12 @@ class ServedModels:
     def names(self) -> list[str]:
         """All names, in order."""
         return sorted(self._models)
+
+    def among(self, names: Collection[str] | None) -> "ServedModels":
+        """Return those of these names; None is all of them."""
+        if names is None:
+            return self
+        return ServedModels(model for model in self._models.values() if model.name in names)
 
     def find(self, name: str | None) -> ServedModel:
         """Return a model, without a name the only one; raises RequestError for any other."""
