@@ -29,6 +29,7 @@ from queueing.deliveries import DeliveryLog, DeliveryRecord, Replay, ReplayAnswe
 from queueing.endpoints import OVERLAP_MS, Endpoint, EndpointForm, EndpointStore, EventType
 from queueing.errors import FailureCode, RequestError
 from queueing.pages import Page, PageQuery
+from queueing.webhook_signature import WebhookSecret
 from queueing.webhook_url import UrlPolicy, check_webhook_url
 
 _LIMIT = re.compile(r"[1-9][0-9]?|100")
@@ -213,6 +214,22 @@ class WebhookRoutes:
                 waiter.wait(left_s)
                 record = self._deliveries.get(endpoint_id, delivery_id)
         return record
+
+
+def webhook_secret_blueprint(secret: WebhookSecret | None) -> Blueprint:
+    """Return the route that tells a tenant what signs the webhooks that its jobs name."""
+    blueprint = Blueprint("webhook_secret", __name__, url_prefix="/v1")
+
+    @blueprint.get("/webhook_secret")
+    def _retrieve() -> Response:
+        read_query()
+        if secret is None:
+            message = "this installation has no webhook secret"
+            raise RequestError(FailureCode.NOT_FOUND, message)
+        own = secret.for_tenant(current_tenant().name)
+        return jsonify(object="webhook_secret", signing_secret=own.text)
+
+    return blueprint
 
 
 def _unique(event_types: list[EventType]) -> tuple[EventType, ...]:

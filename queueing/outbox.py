@@ -10,6 +10,7 @@ Fields of the request (absent where they say so):
     body          the event's JSON, as text
     event_id      evt_..., the webhook-id
     url           whom a job named; absent for an endpoint
+    tenant        whose job named it, and whose secret signs; absent for an endpoint
     endpoint_id   whep_..., whose URL and secrets are looked up at each attempt; absent for a URL
     is_test       a sample: one attempt, also when the endpoint is disabled; absent if not
     attempts      made so far; absent for none
@@ -27,6 +28,7 @@ class Delivery:
     body: str
     event_id: str
     url: str | None = None
+    tenant: str | None = None
     endpoint_id: str | None = None
     is_test: bool = False
     attempts: int = 0

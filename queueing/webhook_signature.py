@@ -13,6 +13,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from queueing.job import DEFAULT_TENANT
+
 TOLERANCE_S = 300
 
 _PREFIX = "whsec_"
@@ -51,6 +53,17 @@ class WebhookSecret:
     def text(self) -> str:
         """The form that is shown once."""
         return _PREFIX + base64.b64encode(self.key).decode()
+
+    def for_tenant(self, tenant: str) -> "WebhookSecret":
+        """Return a tenant's own secret, made from this one, so that no tenant signs for another.
+
+        The default tenant, which is alone where there are no others, has this one itself.
+        """
+        if tenant == DEFAULT_TENANT:
+            return self
+        return WebhookSecret(
+            hmac.new(self.key, f"tenant {tenant}".encode(), hashlib.sha256).digest()
+        )
 
     def signature(self, webhook_id: str, timestamp_s: int, body: bytes) -> str:
         """Return one versioned signature."""

@@ -1,6 +1,6 @@
 """Receivers: where a delivery goes now, signed by whom, and what its attempts say of the receiver.
 
-A delivery goes to the URL its job named, signed by the installation's secret, or to a registered
+A delivery goes to the URL its job named, signed by its tenant's secret, or to a registered
 endpoint, whose URL and secrets are looked up at each attempt. Must not know HTTP or leases.
 """
 
@@ -38,7 +38,7 @@ class Receivers:
         lanes: Lanes,
         secret: WebhookSecret | None,
     ) -> None:
-        """Take the secret that signs for URLs that jobs named; without one those are given up."""
+        """Take what tenants' secrets are made from; without it, jobs' own URLs are given up."""
         self._endpoints = endpoints
         self._deliveries = deliveries
         self._lanes = lanes
@@ -66,9 +66,10 @@ class Receivers:
     def _find(self, delivery: Delivery) -> Destination | Wait | Unreachable:
         if delivery.endpoint_id is None:
             assert delivery.url is not None, "a delivery goes to a URL or to an endpoint"
+            assert delivery.tenant is not None, "a URL is some tenant's"
             if self._secret is None:
                 return Unreachable("this installation has no webhook secret")
-            return Destination(delivery.url, (self._secret,))
+            return Destination(delivery.url, (self._secret.for_tenant(delivery.tenant),))
         endpoint = self._endpoints.receiver(delivery.endpoint_id)
         if endpoint is None:
             return Unreachable("the endpoint was deleted")

@@ -173,7 +173,9 @@ end
 local function put_events(object_id, tenant, url, event)
   local event_id = 'evt_' .. string.match(object_id, '[-_](.+)$')
   local body = event_body(event_id, event, object_id)
-  if url then put_delivery(event_id, tenant, 'standard', { url = url, body = body, event_id = event_id }, {}) end
+  if url then
+    put_delivery(event_id, tenant, 'standard', { url = url, tenant = tenant, body = body, event_id = event_id }, {})
+  end
   for _, endpoint_id in ipairs(redis.call('SMEMBERS', subscribers_key(tenant, event))) do
     local id = 'dlv_' .. string.sub(redis.sha1hex(event_id .. endpoint_id), 1, 22)
     put_endpoint_delivery(id, tenant, 'standard', endpoint_id, event, { body = body, event_id = event_id })

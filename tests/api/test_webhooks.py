@@ -1,9 +1,13 @@
 import pytest
+from pydantic import SecretStr
 
+from api.app import create_api
 from queueing.deliveries import AttemptEnd, AttemptNote, DeliveryLog, Verdict
 from queueing.endpoints import MAX_ENDPOINTS, EventType
 from queueing.job import WEBHOOK_QUEUE, Job, JobResult, JobState, Outcome
 from queueing.store import connect
+from queueing.webhook_signature import WebhookSecret
+from tests.api.conftest import API_KEY
 
 ENDPOINTS = "/v1/webhook_endpoints"
 FORM = {
@@ -258,6 +262,21 @@ def test_an_unknown_delivery_is_not_found(client, endpoint):
 
     assert error_of(client.get(path)) == (404, "not_found", None)
     assert error_of(client.post(f"{path}/replay")) == (404, "not_found", None)
+
+
+def test_a_tenant_is_told_what_signs_its_jobs_webhooks(settings):
+    secret = WebhookSecret.generate().text
+    api = create_api(settings.model_copy(update={"webhook_secret": SecretStr(secret)}))
+    client = api.app.test_client()
+
+    answer = client.get("/v1/webhook_secret", headers={"Authorization": f"Bearer {API_KEY}"})
+
+    api.close()
+    assert answer.json == {"object": "webhook_secret", "signing_secret": secret}
+
+
+def test_without_a_secret_there_is_none_to_tell(client):
+    assert error_of(client.get("/v1/webhook_secret")) == (404, "not_found", None)
 
 
 def test_a_test_that_nobody_attempts_says_where_to_look(api, client, endpoint):

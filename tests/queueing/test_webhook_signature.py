@@ -113,6 +113,14 @@ def test_what_is_no_secret_is_refused_without_being_quoted(text):
     assert text == "" or text not in str(caught.value) or text == "whsec_"
 
 
+def test_tenants_secrets_differ_and_stay_the_same():
+    secrets = {NEW.for_tenant("a").text, NEW.for_tenant("b").text, NEW.text}
+
+    assert len(secrets) == 3
+    assert NEW.for_tenant("a") == NEW.for_tenant("a")
+    assert WebhookSecret.parse(NEW.for_tenant("a").text) == NEW.for_tenant("a")
+
+
 def test_a_secret_does_not_show_itself():
     assert "nnnn" not in repr(NEW)
     assert NEW.text not in repr(NEW)

@@ -61,9 +61,12 @@ class DeliveryBench:
             RetrySchedule(schedule_s),
         )
 
-    def end_a_job(self, webhook_url: str | None = None, name: str = "1") -> str:
+    def end_a_job(
+        self, webhook_url: str | None = None, name: str = "1", tenant: str = DEFAULT_TENANT
+    ) -> str:
         """Complete the job job_<name>; return the id of its event."""
-        self.queue.enqueue(Job(f"job_{name}", "generate.m", "{}", webhook_url=webhook_url))
+        job = Job(f"job_{name}", "generate.m", "{}", tenant=tenant, webhook_url=webhook_url)
+        self.queue.enqueue(job)
         (claim,) = self.queue.claim("generate.m", "engine", limit=1)
         self.queue.finish(Outcome(claim.lease, JobResult(JobState.COMPLETED)))
         return f"evt_{name}"

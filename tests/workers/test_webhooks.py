@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from queueing.errors import FailureCode
 from queueing.job import JobError, JobResult, JobState, Outcome
 from queueing.outbox import Delivery
-from tests.support.deliveries import DeliveryBench
+from queueing.webhook_signature import SignatureError
+from tests.support.deliveries import SECRET, DeliveryBench
 from tests.support.receiver import answers, answers_in_turn, receiver
 from workers.webhook_client import Attempt, AttemptResult
 from workers.webhooks import STANDARD_SCHEDULE_S, Delivered, GivenUp, Retry, RetrySchedule
@@ -109,6 +110,18 @@ def test_the_end_of_a_job_reaches_its_receiver_signed(redis_url, server):
     assert bench.counted("attempts_total", result="2xx") == 1
     assert bench.counted("messages_total", outcome="delivered") == 1
     assert bench.counted("attempt_duration_seconds_count") == 1
+
+
+def test_each_tenant_has_its_own_secret(redis_url, server):
+    bench = DeliveryBench(redis_url, [server.port])
+    bench.end_a_job(server.url(), tenant="a")
+
+    bench.deliver_due()
+
+    (received,) = server.take(1)
+    assert bench.verified_id(received, SECRET.for_tenant("a")) == "evt_1"
+    with pytest.raises(SignatureError):
+        bench.verified_id(received, SECRET)
 
 
 def test_a_failed_attempt_is_repeated_later_under_the_same_id_with_the_same_bytes(redis_url):
