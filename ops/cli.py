@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ops.client import ApiError, Client
+from ops.keys_cli import keys
 from ops.settings import Settings
 from ops.stack import Connection, LocalStack, StackError
 from ops.supervisor import Supervisor
@@ -32,6 +33,9 @@ _out = click.echo
 @click.version_option(package_name="promptmill")
 def main() -> None:
     """Asynchronous LLM jobs on your own machines. Settings come from PROMPTMILL_* variables."""
+
+
+main.add_command(keys)
 
 
 @main.command()
