@@ -111,15 +111,23 @@ class SegmentFolder:
         return sorted(folder.iterdir()) if folder.is_dir() else []
 
     def write(self, name: str, lines: Iterable[OutputLine]) -> None:
-        """Write one segment, whole and on disk when this returns; raises StorageFull."""
+        """Write one segment, whole and on disk when this returns.
+
+        Raises StorageFull, and leaves nothing.
+        """
+        path = self._folder / name
         with translated_disk_errors():
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with (self._folder / name).open("wb") as stream:
-                for line in lines:
-                    stream.write(json.dumps(line.payload, separators=(",", ":")).encode() + b"\n")
-                stream.flush()
-                os.fsync(stream.fileno())
-            sync_folder(self._folder)
+            try:
+                with path.open("wb") as stream:
+                    for line in lines:
+                        stream.write(_encode(line.payload) + b"\n")
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                sync_folder(self._folder)
+            except OSError:
+                path.unlink(missing_ok=True)
+                raise
 
     def join(self, names: Iterable[str], draft: Draft) -> int:
         """Append segments to a draft; return how many lines they hold."""
@@ -164,6 +172,11 @@ def _line(
         "response": response,
         "error": error,
     }
+
+
+def _encode(payload: dict[str, Any]) -> bytes:
+    # ASCII, so that no reader takes a separator of Unicode's for the end of a line.
+    return json.dumps(payload, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
 def _random_part(job_id: str) -> str:

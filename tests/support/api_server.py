@@ -82,6 +82,12 @@ class ApiServer:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
+    def kill9(self) -> None:
+        """End the process and its children as a crash does."""
+        assert self._process is not None, "the API was never started"
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
     def _answers(self) -> bool:
         try:
             return httpx.get(f"{self.url}/livez", timeout=1).status_code == 200
