@@ -107,6 +107,10 @@ class BatchTicker:
             self._drop(lease)
             return
         run = BatchRun(lease, batch, self._batches, SegmentFolder(self._data_dir, batch.id))
+        if batch.status.is_terminal:
+            # A repeat of the tick that ended it: no more than the clean-up can be left.
+            run.segments.remove()
+            return
         try:
             self._advance(run)
         except StorageFull:

@@ -332,6 +332,17 @@ def test_a_chunk_that_takes_too_long_is_cut_short(bench):
     bench.check_conserved(bench.settle(batch_id), ids(6))
 
 
+def test_a_repeat_of_the_tick_that_ended_the_batch_does_nothing(bench):
+    batch_id = bench.create(b"{")
+    lease = bench.claim_tick()
+    bench.ticker.tick(lease)
+    ended = bench.read(batch_id)
+
+    bench.ticker.tick(lease)
+
+    assert bench.read(batch_id) == ended
+
+
 def test_a_repeated_finish_is_answered_like_the_first(bench):
     batch_id = bench.create(as_jsonl([a_line("a")]))
     lease = bench.claim_tick()
