@@ -243,7 +243,7 @@ def _show_batch(scene: Scene, folder: Path) -> None:
     path.write_text("\n".join(json.dumps(line) for line in lines))
     created = scene.client.create_batch(scene.client.upload(path))
     with scene.console.status("running the batch"):
-        *_, last = scene.client.batch_progress(created["id"])
+        last = _last_of(scene.client, created["id"])
     counts = last["request_counts"]
     if (counts["completed"], counts["failed"]) != (len(_BATCH) - 1, 1):
         raise DemoFailed(f"the batch ended {last['status']} with {counts}")
@@ -254,6 +254,16 @@ def _show_batch(scene: Scene, folder: Path) -> None:
     error = json.loads(scene.client.content(last["error_file_id"]))
     message = error["response"]["body"]["error"]["message"]
     scene.console.print(f"  {error['custom_id']:10} refused: {message}", markup=False)
+
+
+def _last_of(client: Client, batch_id: str) -> dict[str, Any]:
+    """Return a batch once it has ended; raises DemoFailed when that takes too long."""
+    until = time.monotonic() + _LIMIT_S
+    batch: dict[str, Any] = {}
+    for batch in client.batch_progress(batch_id):
+        if time.monotonic() > until:
+            raise DemoFailed(f"the batch is {batch['status']} after {_LIMIT_S:.0f} s")
+    return batch
 
 
 def _show_flower(scene: Scene) -> None:
