@@ -25,6 +25,7 @@ from ops.keys_cli import keys
 from ops.settings import Settings
 from ops.stack import Connection, LocalStack, StackError
 from ops.supervisor import Supervisor
+from ops.webhooks_cli import webhooks
 
 _out = click.echo
 
@@ -36,6 +37,7 @@ def main() -> None:
 
 
 main.add_command(keys)
+main.add_command(webhooks)
 
 
 @main.command()

@@ -92,6 +92,10 @@ class Client:
         """Return a file's bytes. Raises ApiError."""
         return self._checked(self._http.get(f"/v1/files/{file_id}/content")).content
 
+    def webhook_secret(self) -> str:
+        """Return what signs the webhooks that one's jobs name. Raises ApiError."""
+        return str(self._json("GET", "/v1/webhook_secret")["signing_secret"])
+
     def _json(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         answer: dict[str, Any] = self._checked(self._http.request(method, path, **options)).json()
         return answer
