@@ -168,6 +168,7 @@ class JobChannel(stock.Channel):
             loop = get_event_loop()
             assert loop is not None, "a consuming channel runs in an event loop"
             loop.call_soon(self._claim_again)
+            turn_again(loop)
 
     def _claim_again(self) -> None:
         self._claim_is_due = False
@@ -255,6 +256,17 @@ class JobChannel(stock.Channel):
         if is_job_queue(queue):
             return 0  # an accepted job is never dropped; cancel it
         return int(super()._purge(queue))
+
+
+def turn_again(loop: Any) -> None:
+    """Make kombu's event loop turn once more without waiting.
+
+    What the loop's own thread leaves to be called soon is not looked at before its poll ends, up to
+    a second later, unless it is woken like by another thread; and kombu has no public way to.
+    """
+    waker = loop._waker  # noqa: SLF001
+    if waker is not None:
+        waker.wake()
 
 
 class Transport(stock.Transport):

@@ -25,8 +25,9 @@ from celery.exceptions import Terminated
 
 from engine.tokenizer import Tokenizer
 from ops.logs import Event
-from queueing.errors import RequestError
+from queueing.errors import FailureCode, RequestError
 from queueing.job import Claim, JobResult, JobState, Lease
+from queueing.transport import turn_again
 from queueing.wire import UnknownVersion
 from workers.delivery import Delivery, Ended
 from workers.intake import Intake
@@ -139,6 +140,12 @@ class EnginePool(BasePool):
         except RequestError as error:
             result = JobResult.failure(JobState.FAILED, error.code, error.message, error.param)
             parts.delivery.refuse(lease, result)
+        except Exception:  # noqa: BLE001  around a task: Celery would take it for a lost connection
+            self._log.exception(Event.TURN_FAILED, job_id=lease.job_id, fence=lease.fence)
+            result = JobResult.failure(
+                JobState.FAILED, FailureCode.INTERNAL_ERROR, "the request could not be read"
+            )
+            parts.delivery.refuse(lease, result)
         else:
             parts.delivery.expect(job)
             parts.serving.submit(job)
@@ -159,11 +166,15 @@ class EnginePool(BasePool):
             self._hub.call_soon(self._complete_ended)
 
     def _complete_ended(self) -> None:
+        if self._ended.empty():
+            return
         while not self._ended.empty():
             for ended in self._ended.get():
                 handle = self._handles.pop(ended.tag, None)
                 if handle is not None:
                     _tell_celery(handle, ended)
+        if self._hub is not None:
+            turn_again(self._hub)  # Celery leaves the acknowledgements to be called soon
 
     def _step_forever(self) -> None:
         try:
