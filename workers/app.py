@@ -34,6 +34,7 @@ from queueing.webhook_url import UrlPolicy
 from workers.batches import BatchTicker
 from workers.celery_config import consume_from, make_celery, worker_options
 from workers.drain import Drain
+from workers.file_sweep import FileSweep
 from workers.intake import Intake
 from workers.janitor import Janitor
 from workers.leases import LeaseKeeper, LeaseRenewer
@@ -90,7 +91,8 @@ def run_cpu_worker(settings: Settings, name: str | None = None) -> int:
     registry = new_registry()
     files = FileStore(client, settings.data_dir, limits, prefix=settings.key_prefix)
     batches = BatchStore(client, limits, prefix=settings.key_prefix)
-    janitor = Janitor(jobs)
+    file_sweep = FileSweep(files, batches, settings.data_dir)
+    janitor = Janitor(jobs, [file_sweep.sweep_when_due])
     ticker = BatchTicker(jobs, batches, files, settings.data_dir, _read_body(settings))
     works: dict[str, Work] = {
         JANITOR_QUEUE: lambda lease, _request: janitor.run(lease),
