@@ -46,6 +46,9 @@ class Key:
 JOB = Key("job", "job:{id}")
 # string, JSON of wire.py: what the worker reads. Until result_ttl_s after the end.
 REQUEST = Key("request", "job:{id}:request")
+# stream of {piece: JSON of token_stream.py}: the text of a job as it comes. For 10 min after the
+# last piece.
+STREAM = Key("stream", "job:{id}:stream")
 # string, JSON of wire.py: the outcome. For result_ttl_s after the end.
 RESULT = Key("result", "job:{id}:result")
 # string "<job id> <body digest>", for idempotency_ttl_s.
@@ -87,6 +90,8 @@ TOTALS = Key("totals", "queue:{queue}:totals")
 INBOX = Key("inbox", "worker:{worker}:inbox")
 # pub/sub channel: the id of each prompt job or batch that ends.
 ENDED = Key("ended", "ended")
+# pub/sub channel: the ids of the jobs that gained text in one step, with blanks between.
+STREAMED = Key("streamed", "streamed")
 # hash, until batch_record_ttl_ms after the end. tenant status endpoint input_file completion_window
 # window metadata? output_ttl_ms created_ms expires_ms <status>_ms? progress (JSON, see batch.py)
 # output_file? error_file?
@@ -129,6 +134,11 @@ TENANT_NAMES = Key("tenant_names", "tenants")
 API_KEY = Key("api_key", "api_key:{id}")
 # zset API key id -> created_ms of one tenant; of those revoked long ago the id alone is left.
 API_KEYS = Key("api_keys", "tenant:{tenant}:api_keys")
+# zset job id -> arrival_ms of queued and running, finished_ms of ended jobs; no lines of batches.
+# What ended longer than record_ttl_s ago is forgotten when the next one ends, or when none does.
+JOBS = Key("jobs", "tenant:{tenant}:jobs:{state}")
+# hash of counters that only rise: submitted, tokens, and one a terminal state, of prompt jobs.
+USAGE = Key("usage", "tenant:{tenant}:usage")
 # hash: <bucket>:level and <bucket>:at_ms of the buckets requests and tokens, day and day_tokens.
 # For two days after the last submit.
 BUCKETS = Key("buckets", "tenant:{tenant}:buckets")
@@ -138,6 +148,7 @@ PROBE = Key("probe", "probe")
 LUA_FAMILIES = (
     JOB,
     REQUEST,
+    STREAM,
     RESULT,
     IDEMPOTENCY,
     QUEUES,
@@ -156,6 +167,7 @@ LUA_FAMILIES = (
     TOTALS,
     INBOX,
     ENDED,
+    STREAMED,
     BATCH,
     BATCH_LIVE,
     BATCH_ENDED,
@@ -172,6 +184,8 @@ LUA_FAMILIES = (
     TENANT_NAMES,
     API_KEY,
     API_KEYS,
+    JOBS,
+    USAGE,
     BUCKETS,
 )
 

@@ -40,13 +40,15 @@ def read_page(
     index: str,
     query: PageQuery,
     fetch: Callable[[Sequence[str]], list[Item | None]],
+    score_of: Callable[[str], int | None] = lambda _: None,
 ) -> Page[Item]:
     """Return one page; `fetch` turns ids into entries, and into None what is not to be shown.
 
-    Raises RequestError when the cursor is not in the index.
+    `score_of` tells where a cursor stood that has left the index since. Raises RequestError when
+    the cursor is not in the index and never was.
     """
     items: list[Item] = []
-    start = _start_of(client, index, query)
+    start = _start_of(client, index, query, score_of)
     while True:
         with translated_errors():
             end = start + _READ_AT_ONCE - 1
@@ -59,12 +61,23 @@ def read_page(
         start += _READ_AT_ONCE
 
 
-def _start_of(client: "redis.Redis", index: str, query: PageQuery) -> int:
+def _start_of(
+    client: "redis.Redis",
+    index: str,
+    query: PageQuery,
+    score_of: Callable[[str], int | None],
+) -> int:
     if query.after is None:
         return 0
     with translated_errors():
         rank_of = client.zrank if query.ascending else client.zrevrank
         rank: Any = rank_of(index, query.after)
-    if rank is None:
+    if rank is not None:
+        return int(rank) + 1
+    score = score_of(query.after)
+    if score is None:
         raise RequestError(FailureCode.NOT_FOUND, "no such object", "after")
-    return int(rank) + 1
+    before = ("-inf", f"({score}") if query.ascending else (f"({score}", "+inf")
+    with translated_errors():
+        passed: Any = client.zcount(index, *before)
+    return int(passed)

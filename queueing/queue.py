@@ -209,8 +209,6 @@ class JobQueue:
 
         False when there is no such job.
         """
-        if self.cancel(job_id, tenant) is None:
-            return False
         return bool(self._erase(*self._head(), job_id, tenant))
 
     def expire(self, queue: str, limit: int = 256) -> int:
@@ -223,14 +221,20 @@ class JobQueue:
 
     def get(self, job_id: str, tenant: str) -> JobRecord | None:
         """Return what is known of a job; None for an unknown id and for another tenant's."""
+        return self.get_many([job_id], tenant)[0]
+
+    def get_many(self, job_ids: Sequence[str], tenant: str) -> list[JobRecord | None]:
+        """Return what is known of several jobs, each as `get` does."""
         with translated_errors():
             pipeline = self._client.pipeline(transaction=True)
-            pipeline.hgetall(keys.JOB.of(self._prefix, id=job_id))
-            pipeline.get(keys.RESULT.of(self._prefix, id=job_id))
-            fields, result = pipeline.execute()
-        if not fields or fields["tenant"] != tenant:
-            return None
-        return _record_of(job_id, fields, result)
+            for job_id in job_ids:
+                pipeline.hgetall(keys.JOB.of(self._prefix, id=job_id))
+                pipeline.get(keys.RESULT.of(self._prefix, id=job_id))
+            found = pipeline.execute()
+        return [
+            _record_of(job_id, fields, result) if fields.get("tenant") == tenant else None
+            for job_id, fields, result in zip(job_ids, found[::2], found[1::2], strict=True)
+        ]
 
     def request(self, job_id: str) -> str | None:
         """Return the payload its worker reads; None once it has expired."""

@@ -17,6 +17,26 @@ local function int(number) return string.format('%.0f', number) end
 
 local function count(queue, name) redis.call('HINCRBY', totals_key(queue), name, 1) end
 
+-- What a tenant had of the service, for its own eyes: of prompt jobs alone.
+local function account(tenant, queue, name, amount)
+  if string.sub(queue, 1, 9) == 'generate.' then redis.call('HINCRBY', usage_key(tenant), name, amount) end
+end
+
+-- A tenant's lists of jobs by state hold what it submitted itself, not the lines of its batches. `from` and `to` are
+-- states, nil for none; an ended job is forgotten with its record, when the next one ends.
+local function is_listed(id, batch) return not batch and string.sub(id, 1, 4) == 'job_' end
+
+local function relist(id, tenant, from, to, at_ms)
+  if from then redis.call('ZREM', jobs_key(tenant, from), id) end
+  if to then redis.call('ZADD', jobs_key(tenant, to), at_ms, id) end
+end
+
+local function list_ended(id, tenant, from, state)
+  relist(id, tenant, from, state, int(NOW))
+  redis.call('ZREMRANGEBYSCORE', jobs_key(tenant, state), '-inf', int(NOW - LIMITS.record_ttl_ms))
+  redis.call('PEXPIRE', jobs_key(tenant, state), LIMITS.record_ttl_ms)
+end
+
 local function push_token(bell)
   if redis.call('LLEN', bell) == 0 then redis.call('LPUSH', bell, '1') end
 end
@@ -116,6 +136,7 @@ local function put_job(id, queue, priority, tenant, request, due_ms, not_before_
     put_ready(id, queue, priority, tenant, due_ms, deadline_ms)
   end
   count(queue, 'submitted')
+  account(tenant, queue, 'submitted', 1)
 end
 
 -- The event that an object's end is; nil for a line of a batch, for what is waited for, for a delivery itself.
@@ -239,6 +260,8 @@ local function end_job(id, state, result, code, message, stage)
   redis.call('PEXPIRE', request_key(id), request_ttl_ms)
   redis.call('PEXPIRE', job_key(id), LIMITS.record_ttl_ms)
   count(queue, state)
+  account(tenant, queue, state, 1)
+  if is_listed(id, job[6]) then list_ended(id, tenant, job[4], state) end
   if job[6] then
     -- A line's texts stay until its batch has written them.
     redis.call('PEXPIRE', result_key(id), LIMITS.record_ttl_ms)
@@ -251,8 +274,9 @@ end
 
 -- Hand a leased job back to the queue.
 local function requeue(id, queue, not_before_ms)
-  local job = redis.call('HMGET', job_key(id), 'priority', 'tenant', 'due_ms', 'deadline_ms')
+  local job = redis.call('HMGET', job_key(id), 'priority', 'tenant', 'due_ms', 'deadline_ms', 'batch', 'arrival_ms')
   redis.call('ZREM', leases_key(queue), id)
+  if is_listed(id, job[5]) then relist(id, job[2], 'running', 'queued', job[6]) end
   redis.call('HSET', job_key(id), 'state', 'queued')
   redis.call('HDEL', job_key(id), 'worker')
   if not_before_ms > NOW then
@@ -308,4 +332,13 @@ end
 local function holds(id, fence)
   local job = redis.call('HMGET', job_key(id), 'state', 'fence')
   return job[1] == 'running' and job[2] == fence
+end
+
+-- End a job that is not terminal as cancelled; a worker that runs it is told through its inbox.
+local function cancel(id, state, worker)
+  end_job(id, 'cancelled', '', 'cancelled', 'the job was cancelled', state)
+  if worker then
+    redis.call('RPUSH', inbox_key(worker), 'cancel ' .. id)
+    redis.call('PEXPIRE', inbox_key(worker), 60000)
+  end
 end

@@ -4,9 +4,5 @@
 local job = redis.call('HMGET', job_key(ARGV[3]), 'state', 'tenant', 'worker')
 if not job[1] or job[2] ~= ARGV[4] then return '' end
 if is_terminal(job[1]) then return job[1] end
-end_job(ARGV[3], 'cancelled', '', 'cancelled', 'the job was cancelled', job[1])
-if job[3] then
-  redis.call('RPUSH', inbox_key(job[3]), 'cancel ' .. ARGV[3])
-  redis.call('PEXPIRE', inbox_key(job[3]), 60000)
-end
+cancel(ARGV[3], job[1], job[3])
 return 'cancelled'

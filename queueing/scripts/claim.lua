@@ -35,7 +35,7 @@ local function answered_before()
 end
 
 local function lease(id, priority)
-  local job = redis.call('HMGET', job_key(id), 'tenant', 'cost', 'weight')
+  local job = redis.call('HMGET', job_key(id), 'tenant', 'cost', 'weight', 'batch', 'arrival_ms')
   charge(queue, priority, job[1], tonumber(job[2]) / tonumber(job[3] or '1'))
   take_ready(id, queue, priority, job[1])
   redis.call('HINCRBY', job_key(id), 'fence', 1)
@@ -43,6 +43,7 @@ local function lease(id, priority)
   redis.call('HSET', job_key(id), 'state', 'running', 'worker', worker, 'claimed_ms', int(NOW))
   redis.call('HSETNX', job_key(id), 'first_claim_ms', int(NOW))
   redis.call('ZADD', leases_key(queue), int(NOW + LIMITS.lease_ms), id)
+  if is_listed(id, job[4]) then relist(id, job[1], 'queued', 'running', job[5]) end
   count(queue, 'claimed')
 end
 

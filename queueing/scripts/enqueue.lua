@@ -80,6 +80,7 @@ add('batch', job.batch)
 add('line', job.line)
 add('custom_id', job.custom_id)
 put_job(job.id, job.queue, job.priority, job.tenant, ARGV[4], due_ms, NOW + job.not_before_ms, deadline_ms, fields)
+if is_listed(job.id, job.batch) then relist(job.id, job.tenant, nil, 'queued', int(NOW)) end
 if job.batch then redis.call('ZADD', batch_live_key(job.batch), int(job.line), job.id) end
 if job.idempotency_key then
   redis.call('SET', P .. job.idempotency_key, job.id .. ' ' .. job.digest, 'PX', LIMITS.idempotency_ttl_ms)

@@ -39,6 +39,7 @@ redis.call('HSET', job_key(id), 'finished_fence', fence)
 if ARGV[10] ~= '' then
   -- The claim charged what the job was expected to take.
   charge(queue, job[5], job[6], (tonumber(ARGV[10]) - tonumber(job[7])) / tonumber(job[8] or '1'))
+  account(job[6], queue, 'tokens', ARGV[10])
   note_speed(tonumber(ARGV[10]))
 end
 end_job(id, state, result, code, 'the deadline passed before the result was delivered', stage)

@@ -12,8 +12,8 @@ from tests.queueing.conftest import LEASE_MS
 from tests.support.jobs import QUEUE, TENANT, a_job, claim_one, enqueue, finish
 
 FAMILIES = [family for family in vars(keys).values() if isinstance(family, Key)]
-# Keys that live as long as their queue; their number does not grow with the jobs.
-OF_A_QUEUE = {"queues", "bell", "urgent_bell", "share", "load", "totals"}
+# Keys that live as long as their queue or tenant; their number does not grow with the jobs.
+OF_A_QUEUE = {"queues", "bell", "urgent_bell", "share", "load", "totals", "usage"}
 
 
 def pattern_of(family):
