@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import redis
 
@@ -36,13 +36,15 @@ from queueing.queue import JobQueue, QueueLimits
 from queueing.served_model import ServedModel, ServedModels, SizedRequest
 from workers.batches import BatchTicker, TickLimits
 
-ENDPOINT = "/v1/chat/completions"
+ENDPOINT: Final = "/v1/chat/completions"
 MODEL = "tiny"
 CONTEXT = 64
 
 
 class WordEncoder:
     """One token a word."""
+
+    vocab_size = 1_000
 
     def encode(self, text: str) -> list[int]:
         return list(range(len(text.split())))
