@@ -15,6 +15,14 @@ class ComputeType(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class KernelChoice(StrEnum):
+    """Which kernels run. AUTO takes compiled ones where they are built, else plain PyTorch."""
+
+    AUTO = "auto"
+    NATIVE = "native"
+    REFERENCE = "reference"
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """How large and how fast.
@@ -35,6 +43,7 @@ class EngineConfig:
     prefix_caching: bool = True
     dtype: ComputeType = ComputeType.AUTO
     device: str = "cpu"
+    kernels: KernelChoice = KernelChoice.AUTO
     num_threads: int | None = None
 
     def __post_init__(self) -> None:

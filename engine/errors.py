@@ -8,6 +8,7 @@
     │   ├── CacheLimitError
     │   ├── SamplingError
     │   └── DuplicateSequenceError
+    ├── KernelsMissingError                 raised while loading
     └── ModelFolderError (ValueError)       raised while loading
         ├── UnsupportedModelError
         ├── WeightsError
@@ -77,6 +78,13 @@ class DuplicateSequenceError(SequenceRefusedError):
 
     def __init__(self, sequence_id: str) -> None:
         super().__init__(f"sequence {sequence_id!r} is already in the engine")
+
+
+class KernelsMissingError(EngineError):
+    """Compiled kernels were asked for and none have been built for this machine."""
+
+    def __init__(self) -> None:
+        super().__init__("no compiled kernels for this machine: run `python -m engine.build`")
 
 
 class ModelFolderError(EngineError, ValueError):

@@ -12,18 +12,21 @@ import torch
 
 from engine.admission import AdmissionEstimate
 from engine.blocks import BlockPool
-from engine.config import ComputeType, EngineConfig
+from engine.config import ComputeType, EngineConfig, KernelChoice
 from engine.engine import Engine, EngineLimits
-from engine.errors import MemoryBudgetError
+from engine.errors import KernelsMissingError, MemoryBudgetError
 from engine.folder import readable_files, stored_dtype, weights_of
-from engine.kernels.reference import ReferenceKernels
+from engine.kernels.native import NativeKernels, NativeModel
+from engine.kernels.native_library import find_library
+from engine.kernels.reference import ReferenceKernels, can_pack
 from engine.kv_cache import KvCache, block_bytes
-from engine.model.build import load_decoder_weights
+from engine.model.build import Placement, load_decoder_weights
 from engine.model.config import ModelConfig, read_model_config
 from engine.model.decoder import Decoder
 from engine.runner import ModelRunner
 from engine.sampler import Sampler
 from engine.scheduler import Scheduler, StepLimits
+from engine.step_buffers import StepBuffers, StepSizes
 
 _DTYPES = {ComputeType.FLOAT32: torch.float32, ComputeType.BFLOAT16: torch.bfloat16}
 
@@ -41,9 +44,20 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
     max_context = min(config.max_context or model.max_context, model.max_context)
     num_blocks = config.num_blocks or _blocks_in_budget(folder, model, config, dtype)
 
-    weights = load_decoder_weights(folder, model, dtype, device, max_context)
-    decoder = Decoder(weights, ReferenceKernels())
+    sizes = StepSizes(
+        num_tokens=config.max_step_tokens,
+        num_sequences=config.max_sequences,
+        blocks_per_sequence=-(-max_context // config.block_size),
+    )
+    kernels = _choose_kernels(config, dtype, device, sizes)
+    weights = load_decoder_weights(folder, model, kernels, Placement(dtype, device, max_context))
     cache = KvCache(model, num_blocks, config.block_size, dtype, device)
+    buffers = StepBuffers(sizes, config.block_size, device)
+    decoder = Decoder(weights, kernels, cache)
+    network: Decoder | NativeModel = decoder
+    if isinstance(kernels, NativeKernels):
+        network = NativeModel(decoder, kernels, buffers)
+
     cache_key = _weights_digest(folder) if config.prefix_caching else None
     pool = BlockPool(num_blocks, config.block_size, cache_key=cache_key)
     scheduler = Scheduler(
@@ -54,8 +68,8 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
     )
     return Engine(
         scheduler,
-        ModelRunner(decoder, cache, config.block_size, device),
-        Sampler(decoder, draw_seed=lambda: secrets.randbits(63)),
+        ModelRunner(network, buffers),
+        Sampler(network, draw_seed=lambda: secrets.randbits(63)),
         EngineLimits(
             vocab_size=model.vocab_size,
             max_context=max_context,
@@ -64,6 +78,17 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
             block_size=config.block_size,
         ),
     )
+
+
+def _choose_kernels(
+    config: EngineConfig, dtype: torch.dtype, device: torch.device, sizes: StepSizes
+) -> NativeKernels | ReferenceKernels:
+    found = None if config.kernels is KernelChoice.REFERENCE else find_library()
+    if found is not None and device.type == "cpu":
+        return NativeKernels(*found, dtype, sizes, torch.get_num_threads())
+    if config.kernels is KernelChoice.NATIVE:
+        raise KernelsMissingError
+    return ReferenceKernels(dtype, is_packed=can_pack(device))
 
 
 def _compute_dtype(folder: Path, config: EngineConfig) -> torch.dtype:

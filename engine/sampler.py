@@ -14,9 +14,11 @@ from engine.sequence import SamplingParams, Sequence
 
 
 class Head(Protocol):
-    """Scores the vocabulary."""
+    """Scores the vocabulary for hidden states; best never lays the scores out."""
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+    def best(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
 class Sampler:
@@ -32,12 +34,15 @@ class Sampler:
         """Choose the next token of each sequence from its row."""
         if not sequences:
             return []
-        logits = self._head.logits(hidden)  # [R, V] float32
-        chosen: list[int] = logits.argmax(-1).tolist()
+        if all(sequence.sampling.temperature == 0 for sequence in sequences):
+            best: list[int] = self._head.best(hidden).tolist()
+            return best
+        scores = self._head.scores(hidden)  # [R, V] float32
+        chosen: list[int] = scores.argmax(-1).tolist()
         for row, sequence in enumerate(sequences):
             if sequence.sampling.temperature > 0:
                 uniform = self._next_uniform(sequence)
-                chosen[row] = _choose(logits[row], sequence.sampling, uniform)
+                chosen[row] = _choose(scores[row], sequence.sampling, uniform)
         return chosen
 
     def _next_uniform(self, sequence: Sequence) -> float:
@@ -58,11 +63,11 @@ def uniform_at(seed: int, index: int) -> float:
 _MASK = (1 << 64) - 1
 
 
-def _choose(logits: torch.Tensor, sampling: SamplingParams, uniform: float) -> int:
+def _choose(scores: torch.Tensor, sampling: SamplingParams, uniform: float) -> int:
     """Draw from what temperature, top-k, top-p and min-p leave of the distribution."""
-    limit = min(sampling.top_k or len(logits), len(logits))
-    scores, token_ids = (logits / sampling.temperature).topk(limit)  # most likely first
-    probabilities = scores.softmax(-1)
+    limit = min(sampling.top_k or len(scores), len(scores))
+    likely, token_ids = (scores / sampling.temperature).topk(limit)  # most likely first
+    probabilities = likely.softmax(-1)
     cumulative = probabilities.cumsum(-1)
     is_kept = cumulative - probabilities < sampling.top_p  # what comes before it is not enough yet
     is_kept &= probabilities >= sampling.min_p * probabilities[0]

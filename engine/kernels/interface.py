@@ -1,16 +1,29 @@
-"""Kernels: the operations between the linear layers, behind one signature for every device.
+"""Kernels: every operation of a decoder, behind one signature for every device.
 
-Owns the shape of a ragged batch, in which rows of all sequences follow each other without padding.
-ReferenceKernels says what each operation means; every other implementation is tested against it.
+Owns the shape of a ragged batch, in which rows of all sequences follow each other without padding,
+and of a linear layer. ReferenceKernels says what each operation means; every other implementation
+is tested against it.
+
+An implementation may compute at once, or record what to compute and do it at each step: then a
+result is only a buffer that will be filled, and it holds until the same operation of the same width
+comes again. The decoder is written so that both are right.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 import torch
 
 from engine.kv_cache import LayerCache
 from engine.model.rope import RopeTable
+
+
+class Activation(StrEnum):
+    """The function a gate goes through."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_tanh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +54,58 @@ class AttentionShape:
     head_dim: int
     scale: float
     window: int | None
+    softcap: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """One linear layer as its kernels laid it out; nobody else may look into data."""
+
+    data: torch.Tensor
+    bias: torch.Tensor | None
+    num_in: int
+    num_out: int
+    activation: Activation | None  # for a weight that holds gate and up
 
 
 class Kernels(Protocol):
     """One implementation of all operations.
 
-    Residuals are float32, everything else the model's type.
+    Residuals, norms and scores are float32, all other activations the model's type.
     """
 
     name: str
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Normalise float32 rows; return them in the weight's type."""
+    def pack(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation | None
+    ) -> Linear:
+        """Lay a weight [out, in] out for fast products; the original is no longer needed."""
         ...
 
-    def add_rms_norm(
-        self, residual: torch.Tensor, update: torch.Tensor, weight: torch.Tensor, eps: float
+    def embed(self, table: torch.Tensor, batch: RaggedBatch, scale: float) -> torch.Tensor:
+        """Look up the rows' tokens: the residual, [T, M] float32."""
+        ...
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Normalise float32 rows; return them in the model's type."""
+        ...
+
+    def rms_norm_sampled(
+        self, x: torch.Tensor, batch: RaggedBatch, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Add update to the residual in place, then normalise it."""
+        """Normalise the sampled rows alone, [R, M]."""
+        ...
+
+    def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
+        """Return x @ weight.T + bias."""
+        ...
+
+    def linear_add(self, x: torch.Tensor, weight: Linear, residual: torch.Tensor) -> None:
+        """Add x @ weight.T to the residual."""
+        ...
+
+    def linear_gated(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
+        """Return activation(gate) * up, both products with x."""
         ...
 
     def rotate_and_store(
@@ -75,9 +122,13 @@ class Kernels(Protocol):
     def attend(
         self, qkv: torch.Tensor, batch: RaggedBatch, cache: LayerCache, shape: AttentionShape
     ) -> torch.Tensor:
-        """Let each row's queries attend to its sequence's cached tokens up to itself."""
+        """Let each row's queries attend to its sequence's cached tokens up to itself, [T, H D]."""
         ...
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Return silu(gate) * up of rows that hold both."""
+    def scores(self, x: torch.Tensor, weight: Linear, softcap: float | None) -> torch.Tensor:
+        """Score the vocabulary for sampled rows, [R, V] float32."""
+        ...
+
+    def best(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
+        """Return the token with the highest score for each sampled row, [R] int32."""
         ...

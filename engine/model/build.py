@@ -5,29 +5,38 @@ are packed and their originals dropped before the next layer is read, so loading
 than the weights themselves.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from engine.kernels.interface import AttentionShape
+from engine.kernels.interface import Activation, AttentionShape, Kernels, Linear
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderLayer, DecoderWeights
-from engine.model.linear import Linear, can_pack, make_linear
 from engine.model.rope import RopeTable, rope_table
 from engine.model.rope_config import RopeConfig
 from engine.model.weights import WeightFiles, open_weights
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How weights are held: type, device, and the longest context rotations are needed for."""
+
+    dtype: torch.dtype
+    device: torch.device
+    max_context: int
+
+
 def load_decoder_weights(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, max_context: int
+    folder: Path, config: ModelConfig, kernels: Kernels, placement: Placement
 ) -> DecoderWeights:
     """Read, fuse and pack all weights of a model folder."""
     ropes = {
-        rope: rope_table(rope, max_context, device)
+        rope: rope_table(rope, placement.max_context, placement.device)
         for rope in {layer.rope for layer in config.layers}
     }
-    with open_weights(folder, device) as files:
-        builder = _Builder(files, config, dtype, is_packed=can_pack(device))
+    with open_weights(folder, placement.device) as files:
+        builder = _Builder(files, config, kernels, placement.dtype)
         embedding = builder.vector_table("model.embed_tokens.weight")
         head_name = "model.embed_tokens.weight" if config.ties_embeddings else "lm_head.weight"
         return DecoderWeights(
@@ -43,12 +52,12 @@ class _Builder:
     """Reads the parts of one model."""
 
     def __init__(
-        self, files: WeightFiles, config: ModelConfig, dtype: torch.dtype, *, is_packed: bool
+        self, files: WeightFiles, config: ModelConfig, kernels: Kernels, dtype: torch.dtype
     ) -> None:
         self._files = files
         self._config = config
+        self._kernels = kernels
         self._dtype = dtype
-        self._is_packed = is_packed
 
     def vector_table(self, name: str) -> torch.Tensor:
         """Read the embedding; a copy of its own, so that the file can be closed."""
@@ -57,15 +66,21 @@ class _Builder:
 
     def norm(self, name: str) -> torch.Tensor:
         """Read a norm's weights."""
-        return self._files.take(name, (self._config.hidden_size,), self._dtype).clone()
+        return self._files.take(name, (self._config.hidden_size,), torch.float32).clone()
 
-    def linear(self, names: list[str], num_outs: list[int], num_in: int) -> Linear:
+    def linear(
+        self,
+        names: list[str],
+        num_outs: list[int],
+        num_in: int,
+        activation: Activation | None = None,
+    ) -> Linear:
         """Read the weights of layers with the same input and make one layer of them."""
         weights = [
             self._files.take(name, (num_out, num_in), self._dtype)
             for name, num_out in zip(names, num_outs, strict=True)
         ]
-        return make_linear(torch.cat(weights), None, is_packed=self._is_packed)
+        return self._kernels.pack(torch.cat(weights), None, activation)
 
     def layer(self, index: int, ropes: dict[RopeConfig, RopeTable]) -> DecoderLayer:
         """Read one layer."""
@@ -89,6 +104,7 @@ class _Builder:
                 head_dim=config.head_dim,
                 scale=config.attention_scale,
                 window=config.layers[index].window,
+                softcap=None,
             ),
             rope=ropes[config.layers[index].rope],
             feed_forward_norm=self.norm(prefix + "post_attention_layernorm.weight"),
@@ -96,6 +112,7 @@ class _Builder:
                 [f"{prefix}mlp.{name}_proj.weight" for name in ("gate", "up")],
                 [config.intermediate_size] * 2,
                 config.hidden_size,
+                Activation.SILU,
             ),
             down=self.linear(
                 [prefix + "mlp.down_proj.weight"], [config.hidden_size], config.intermediate_size

@@ -1,23 +1,22 @@
 """Decoder: token ids of a ragged batch in, hidden states of the sampled rows out.
 
-Owns the order of operations in a layer; what they are made of comes in as linear layers and
-kernels. The residual stream is float32 whatever the model's type: it costs little and keeps
-half-precision answers close to full ones.
+Owns the order of operations; what they are made of comes in as kernels. The residual stream is
+float32 whatever the model's type: it costs little and keeps half-precision answers close to full
+ones.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-from engine.kernels.interface import AttentionShape, Kernels, RaggedBatch
+from engine.kernels.interface import AttentionShape, Kernels, Linear, RaggedBatch
 from engine.kv_cache import KvCache, LayerCache
-from engine.model.linear import Linear
 from engine.model.rope import RopeTable
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One layer's weights; qkv and gate_up are fused."""
+    """One layer's weights; qkv and gate_up are fused. Norms are float32."""
 
     attention_norm: torch.Tensor  # [M]
     qkv: Linear  # M -> (H + 2 G) D
@@ -31,7 +30,7 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights of a decoder. The embedding may be the head's weight too."""
+    """All weights of a decoder."""
 
     embedding: torch.Tensor  # [V, M]
     layers: tuple[DecoderLayer, ...]
@@ -41,47 +40,44 @@ class DecoderWeights:
 
 
 class Decoder:
-    """Runs a model of the Llama kind over the paged cache."""
+    """A model of the Llama kind over the paged cache."""
 
-    def __init__(self, weights: DecoderWeights, kernels: Kernels) -> None:
+    def __init__(self, weights: DecoderWeights, kernels: Kernels, cache: KvCache) -> None:
         self._weights = weights
         self._kernels = kernels
+        self._cache = cache
 
-    def forward(self, batch: RaggedBatch, cache: KvCache) -> torch.Tensor:
+    def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Compute all rows, store their keys and values; return the normalised sampled rows."""
         weights = self._weights
-        residual = weights.embedding[batch.token_ids].float()  # [T, M] float32
-        update: torch.Tensor | None = None
-        for layer, layer_cache in zip(weights.layers, cache.layers, strict=True):
-            update = self._run_layer(layer, residual, update, batch, layer_cache)
-        assert update is not None, "a decoder has layers"
-        rows = batch.sampled_rows
-        last = residual[rows] + update[rows]  # [R, M] float32
-        return self._kernels.rms_norm(last, weights.final_norm, weights.norm_eps)
+        residual = self._kernels.embed(weights.embedding, batch, 1.0)  # [T, M] float32
+        for layer, cache in zip(weights.layers, self._cache.layers, strict=True):
+            self._attend(layer, residual, batch, cache)
+            self._feed_forward(layer, residual)
+        return self._kernels.rms_norm_sampled(
+            residual, batch, weights.final_norm, weights.norm_eps
+        )  # [R, M]
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Score the vocabulary for normalised rows."""
-        return self._weights.head(hidden).float()  # [R, V]
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Score the vocabulary for normalised rows, [R, V] float32."""
+        return self._kernels.scores(hidden, self._weights.head, None)
 
-    def _run_layer(
-        self,
-        layer: DecoderLayer,
-        residual: torch.Tensor,
-        update: torch.Tensor | None,
-        batch: RaggedBatch,
-        cache: LayerCache,
-    ) -> torch.Tensor:
-        """Add the last update to the residual in place; return this layer's, not yet added."""
+    def best(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the most likely token of each normalised row, [R]."""
+        return self._kernels.best(hidden, self._weights.head)
+
+    def _attend(
+        self, layer: DecoderLayer, residual: torch.Tensor, batch: RaggedBatch, cache: LayerCache
+    ) -> None:
         kernels = self._kernels
-        eps = self._weights.norm_eps
-        if update is None:
-            x = kernels.rms_norm(residual, layer.attention_norm, eps)
-        else:
-            x = kernels.add_rms_norm(residual, update, layer.attention_norm, eps)
-        qkv = layer.qkv(x)  # [T, (H + 2 G) D]
+        x = kernels.rms_norm(residual, layer.attention_norm, self._weights.norm_eps)  # [T, M]
+        qkv = kernels.linear(x, layer.qkv)  # [T, (H + 2 G) D]
         kernels.rotate_and_store(qkv, batch, layer.rope, cache, layer.shape)
         attended = kernels.attend(qkv, batch, cache, layer.shape)  # [T, H D]
-        x = kernels.add_rms_norm(
-            residual, layer.attention_out(attended), layer.feed_forward_norm, eps
-        )
-        return layer.down(kernels.silu_mul(layer.gate_up(x)))
+        kernels.linear_add(attended, layer.attention_out, residual)
+
+    def _feed_forward(self, layer: DecoderLayer, residual: torch.Tensor) -> None:
+        kernels = self._kernels
+        x = kernels.rms_norm(residual, layer.feed_forward_norm, self._weights.norm_eps)  # [T, M]
+        gated = kernels.linear_gated(x, layer.gate_up)  # [T, F]
+        kernels.linear_add(gated, layer.down, residual)

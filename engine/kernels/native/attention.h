@@ -1,0 +1,204 @@
+// Attention over the paged cache for any mix of prompt chunks and single tokens.
+//
+// A tile is a few query rows (tokens times the query heads that share a key head) of one sequence.
+// It walks its sequence's blocks in spans, keeping a running maximum and sum (Milakov and
+// Gimelshein 2018; FlashAttention, Dao et al. 2022). Spans lie at fixed places of the context and a
+// row for which a span holds nothing is left exactly as it was, so a row's result does not depend
+// on the rows beside it or on how its prompt was cut into chunks.
+#pragma once
+
+#include <algorithm>
+
+#include "rows.h"
+#include "vector.h"
+
+namespace promptmill {
+
+constexpr int kQueryRows = 6;
+constexpr int kSpan = 128;
+constexpr int kOutVectors = kLanes == 16 ? 4 : 2;
+
+template <class Element>
+struct Attention {
+  using Stored = typename Element::Stored;
+  static constexpr int P = Element::kPerWord;
+
+  Cache<Element> cache;
+  int num_heads;
+  float scale;
+  int window;     // 0: none
+  float softcap;  // 0: none
+
+  struct Tile {
+    const Stored* queries[kQueryRows];
+    Stored* outs[kQueryRows];
+    int positions[kQueryRows];
+    const int32_t* blocks;
+    int head;
+    int context;  // slots beyond it may hold anything
+  };
+
+  template <int kRows>
+  void run(const Tile& tile, float* scratch) const {
+    const int head_dim = cache.head_dim;
+    const int last = tile.positions[kRows - 1];
+    const int first = window ? std::max(0, tile.positions[0] - window + 1) : 0;
+    float* sums = scratch;  // [kRows][head_dim]
+    std::fill(sums, sums + kRows * head_dim, 0.0f);
+    float maxima[kRows], totals[kRows];
+    for (int row = 0; row < kRows; ++row) maxima[row] = -1e30f, totals[row] = 0;
+    for (int start = first / kSpan * kSpan; start <= last; start += kSpan) {
+      alignas(64) float scores[kRows][kSpan];
+      alignas(64) Stored weights[kRows][kSpan];
+      const int num_seen = std::min(kSpan, last + 1 - start);
+      score_span<kRows>(tile, start, num_seen, scores);
+      for (int row = 0; row < kRows; ++row) {
+        const float shrink = weigh(scores[row], start, num_seen, tile.positions[row], maxima[row],
+                                   totals[row], weights[row]);
+        if (shrink == 1.0f) continue;
+        for (int dim = 0; dim < head_dim; ++dim) sums[row * head_dim + dim] *= shrink;
+      }
+      add_values<kRows>(tile, start, num_seen, weights, sums);
+    }
+    for (int row = 0; row < kRows; ++row) {
+      for (int dim = 0; dim < head_dim; ++dim) {
+        tile.outs[row][dim] = Element::narrow(sums[row * head_dim + dim] / totals[row]);
+      }
+    }
+  }
+
+ private:
+  template <int kRows>
+  void score_span(const Tile& tile, int start, int num_seen, float (&scores)[kRows][kSpan]) const {
+    const int block_size = cache.block_size;
+    const int num_words = cache.head_dim / P;
+    for (int offset = 0; offset < num_seen; offset += block_size) {
+      const int block = tile.blocks[(start + offset) / block_size];
+      const uint32_t* keys = reinterpret_cast<const uint32_t*>(
+          cache.keys + cache.head_at(block, tile.head));
+      int place = 0;
+      for (; place + kLanes <= block_size; place += kLanes) {
+        Vector sums[kRows] = {};
+        for (int word = 0; word < num_words; ++word) {
+          const Words key = load_words(keys + word * block_size + place);
+#pragma GCC unroll 6
+          for (int row = 0; row < kRows; ++row) {
+            const Words query = splat_word(load_as<uint32_t>(tile.queries[row] + word * P));
+            sums[row] = Element::dot(sums[row], key, query);
+          }
+        }
+        for (int row = 0; row < kRows; ++row) store(scores[row] + offset + place, sums[row]);
+      }
+      for (; place < block_size; ++place) {
+        for (int row = 0; row < kRows; ++row) {
+          float total = 0;
+          for (int dim = 0; dim < cache.head_dim; ++dim) {
+            const Stored* key = reinterpret_cast<const Stored*>(keys) +
+                                (size_t(dim / P) * block_size + place) * P + dim % P;
+            total += Element::widen(*key) * Element::widen(tile.queries[row][dim]);
+          }
+          scores[row][offset + place] = total;
+        }
+      }
+    }
+  }
+
+  // Turn a row's scores into weights; return by how much earlier sums shrink.
+  float weigh(float* scores, int start, int num_seen, int position, float& maximum, float& total,
+              Stored* weights) const {
+    const int from = window ? std::max(0, position - window + 1 - start) : 0;
+    const int to = std::min(num_seen, position + 1 - start);
+    const int padded = ceil_to_lanes(num_seen);
+    for (int place = 0; place < padded; place += kLanes) {
+      Vector value = load(scores + place) * scale;
+      if (softcap > 0) value = softcap * hyperbolic_tangent(value / softcap);
+      store(scores + place, value);
+    }
+    for (int place = 0; place < std::min(from, padded); ++place) scores[place] = -INFINITY;
+    for (int place = std::max(to, 0); place < padded; ++place) scores[place] = -INFINITY;
+    Vector best = splat(-1e30f);
+    for (int place = 0; place < padded; place += kLanes) {
+      best = larger(best, load(scores + place));
+    }
+    const float new_maximum = std::max(maximum, largest(best));
+    Vector added{};
+    for (int place = 0; place < padded; place += kLanes) {
+      const Vector score = load(scores + place);
+      const Vector weight = score > -1e30f ? exponential(score - new_maximum) : Vector{};
+      Element::store_narrow(weights + place, weight);
+      added += weight;
+    }
+    const float shrink = maximum == new_maximum ? 1.0f : exponential(splat(maximum - new_maximum))[0];
+    total = total * shrink + sum(added);
+    maximum = new_maximum;
+    return shrink;
+  }
+
+  template <int kRows>
+  void add_values(const Tile& tile, int start, int num_seen, const Stored (&weights)[kRows][kSpan],
+                  float* sums) const {
+    int dim = 0;
+    for (; dim + kOutVectors * kLanes <= cache.head_dim; dim += kOutVectors * kLanes) {
+      add_dims<kRows, kOutVectors>(tile, start, num_seen, weights, sums, dim);
+    }
+    for (; dim + kLanes <= cache.head_dim; dim += kLanes) {
+      add_dims<kRows, 1>(tile, start, num_seen, weights, sums, dim);
+    }
+    for (; dim < cache.head_dim; ++dim) add_dim<kRows>(tile, start, num_seen, weights, sums, dim);
+  }
+
+  template <int kRows, int kParts>
+  void add_dims(const Tile& tile, int start, int num_seen, const Stored (&weights)[kRows][kSpan],
+                float* sums, int dim) const {
+    Vector totals[kRows][kParts];
+    for (int row = 0; row < kRows; ++row) {
+      for (int part = 0; part < kParts; ++part) {
+        totals[row][part] = load(sums + row * cache.head_dim + dim + part * kLanes);
+      }
+    }
+    for (int place = 0; place < num_seen; place += P) {
+      const int position = start + place;
+      const int block = tile.blocks[position / cache.block_size];
+      const Stored* values = cache.values + cache.head_at(block, tile.head) +
+                             (size_t(position % cache.block_size) * cache.head_dim) + dim * P;
+      // The last word's second half may lie beyond the context and hold anything.
+      const uint32_t mask = P == 2 && position + 1 >= tile.context ? 0x0000ffffu : 0xffffffffu;
+      Words parts[kParts];
+      for (int part = 0; part < kParts; ++part) {
+        parts[part] = load_as<Words>(values + part * kLanes * P) & mask;
+      }
+#pragma GCC unroll 6
+      for (int row = 0; row < kRows; ++row) {
+        const Words weight = splat_word(load_as<uint32_t>(weights[row] + place));
+        for (int part = 0; part < kParts; ++part) {
+          totals[row][part] = Element::dot(totals[row][part], parts[part], weight);
+        }
+      }
+    }
+    for (int row = 0; row < kRows; ++row) {
+      for (int part = 0; part < kParts; ++part) {
+        store(sums + row * cache.head_dim + dim + part * kLanes, totals[row][part]);
+      }
+    }
+  }
+
+  template <int kRows>
+  void add_dim(const Tile& tile, int start, int num_seen, const Stored (&weights)[kRows][kSpan],
+               float* sums, int dim) const {
+    for (int place = 0; place < num_seen; ++place) {
+      const int position = start + place;
+      const int block = tile.blocks[position / cache.block_size];
+      const int within = position % cache.block_size;
+      const float value = Element::widen(
+          cache.values[cache.head_at(block, tile.head) +
+                       (size_t(within / P) * cache.head_dim + dim) * P + within % P]);
+      for (int row = 0; row < kRows; ++row) {
+        sums[row * cache.head_dim + dim] += value * Element::widen(weights[row][place]);
+      }
+    }
+  }
+
+  static int ceil_to_lanes(int count) { return (count + kLanes - 1) / kLanes * kLanes; }
+};
+
+}  // namespace promptmill

@@ -1,0 +1,231 @@
+// Matrix products with weights packed once: rows of x times a panel of weight columns.
+//
+// A panel is kPanel columns; for each word of the input dimension its columns lie side by side, so
+// the inner loop reads the panel from front to back. A tile of up to kTile rows keeps all its sums
+// in registers. Every sum runs over the input in the same order whatever the tile, so a row's
+// result does not depend on the rows beside it. What becomes of the sums is the Sink's business.
+#pragma once
+
+#include <algorithm>
+
+#include "pool.h"
+#include "vector.h"
+
+namespace promptmill {
+
+constexpr int kVectors = 2;
+constexpr int kPanel = kVectors * kLanes;
+constexpr int kTile = kLanes == 16 ? 12 : 6;
+
+inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// A packed weight: [panels][words][kPanel], short panels filled with zeros.
+struct PackedWeight {
+  const uint32_t* words;
+  int num_in_words;
+  int num_out;
+};
+
+inline size_t packed_words(int num_out, int num_in_words) {
+  return size_t(ceil_div(num_out, kPanel)) * num_in_words * kPanel;
+}
+
+// is_gated: a panel holds kLanes gate columns and the kLanes up columns that belong to them.
+inline void pack(const uint32_t* weight, int num_out, int num_in_words, bool is_gated,
+                 uint32_t* packed) {
+  const int half = num_out / 2;
+  for (int panel = 0; panel < ceil_div(num_out, kPanel); ++panel) {
+    for (int word = 0; word < num_in_words; ++word) {
+      for (int place = 0; place < kPanel; ++place, ++packed) {
+        int column = panel * kPanel + place;
+        if (is_gated) {
+          const int within = panel * kLanes + place % kLanes;
+          column = within >= half ? num_out : within + (place < kLanes ? 0 : half);
+        }
+        *packed = column < num_out ? weight[size_t(column) * num_in_words + word] : 0;
+      }
+    }
+  }
+}
+
+template <class Element, int kRows>
+inline void multiply_tile(const uint32_t* x, size_t stride, const uint32_t* panel, int num_words,
+                          Vector (&sums)[kRows][kVectors]) {
+  for (int row = 0; row < kRows; ++row) {
+    for (int part = 0; part < kVectors; ++part) sums[row][part] = Vector{};
+  }
+  for (int word = 0; word < num_words; ++word, panel += kPanel) {
+    Words columns[kVectors];
+    for (int part = 0; part < kVectors; ++part) columns[part] = load_words(panel + part * kLanes);
+#pragma GCC unroll 12
+    for (int row = 0; row < kRows; ++row) {
+      const Words value = splat_word(x[row * stride + word]);
+      for (int part = 0; part < kVectors; ++part) {
+        sums[row][part] = Element::dot(sums[row][part], columns[part], value);
+      }
+    }
+  }
+}
+
+// Compute num_rows rows of one panel, kRows at a time; what is left goes to smaller tiles.
+template <class Element, int kRows, class Sink>
+void multiply_rows(const uint32_t* x, size_t stride, const PackedWeight& weight, int panel,
+                   int first_row, int num_rows, const Sink& sink) {
+  const uint32_t* words = weight.words + size_t(panel) * weight.num_in_words * kPanel;
+  for (; num_rows >= kRows; num_rows -= kRows, first_row += kRows) {
+    Vector sums[kRows][kVectors];
+    multiply_tile<Element, kRows>(x + first_row * stride, stride, words, weight.num_in_words,
+                                  sums);
+    for (int row = 0; row < kRows; ++row) sink(first_row + row, panel, sums[row]);
+  }
+  if constexpr (kRows > 1) {
+    if (num_rows) {
+      multiply_rows<Element, kRows - 1>(x, stride, weight, panel, first_row, num_rows, sink);
+    }
+  }
+}
+
+// Split rows into tiles of nearly equal height: three of 11 beat two of 12 and one of 9.
+template <class Element, int kRows, class Sink>
+void multiply_evenly(const uint32_t* x, const PackedWeight& weight, int panel, int num_rows,
+                     int height, const Sink& sink) {
+  if constexpr (kRows > 1) {
+    if (height < kRows) {
+      multiply_evenly<Element, kRows - 1>(x, weight, panel, num_rows, height, sink);
+      return;
+    }
+  }
+  multiply_rows<Element, kRows>(x, weight.num_in_words, weight, panel, 0, num_rows, sink);
+}
+
+template <class Element, class Sink>
+void multiply(Pool& pool, const void* x, const PackedWeight& weight, int num_rows,
+              const Sink& sink) {
+  if (num_rows == 0) return;
+  const int num_panels = ceil_div(weight.num_out, kPanel);
+  const int height = ceil_div(num_rows, ceil_div(num_rows, kTile));
+  // A task of at least some microseconds, but several for each thread.
+  const int64_t panel_work = int64_t(num_rows) * weight.num_in_words;
+  const int worthwhile = static_cast<int>(std::max<int64_t>(1, 40000 / panel_work));
+  const int grain = std::max(1, std::min(worthwhile, num_panels / (pool.num_threads() * 4)));
+  pool.share(ceil_div(num_panels, grain), [&](int task, int) {
+    const int end = std::min(num_panels, (task + 1) * grain);
+    for (int panel = task * grain; panel < end; ++panel) {
+      multiply_evenly<Element, kTile>(static_cast<const uint32_t*>(x), weight, panel, num_rows,
+                                      height, sink);
+    }
+  });
+}
+
+// Write the sums, with a bias, as elements.
+template <class Element>
+struct WriteElements {
+  typename Element::Stored* out;
+  const float* bias;  // padded to whole panels, or null
+  int num_out;
+
+  void operator()(int row, int panel, const Vector (&sums)[kVectors]) const {
+    for (int part = 0; part < kVectors; ++part) {
+      const int column = panel * kPanel + part * kLanes;
+      const Vector value = bias ? sums[part] + load(bias + column) : sums[part];
+      typename Element::Stored* to = out + size_t(row) * num_out + column;
+      if (column + kLanes <= num_out) {
+        Element::store_narrow(to, value);
+      } else {
+        for (int lane = 0; column + lane < num_out; ++lane) to[lane] = Element::narrow(value[lane]);
+      }
+    }
+  }
+};
+
+// Add the sums to float rows: the residual stream.
+struct AddToResidual {
+  float* residual;
+  int num_out;
+
+  void operator()(int row, int panel, const Vector (&sums)[kVectors]) const {
+    for (int part = 0; part < kVectors; ++part) {
+      const int column = panel * kPanel + part * kLanes;
+      float* to = residual + size_t(row) * num_out + column;
+      if (column + kLanes <= num_out) {
+        store(to, load(to) + sums[part]);
+      } else {
+        for (int lane = 0; column + lane < num_out; ++lane) to[lane] += sums[part][lane];
+      }
+    }
+  }
+};
+
+inline Vector silu(Vector x) { return x / (1.0f + exponential(-x)); }
+
+inline Vector gelu_tanh(Vector x) {
+  const Vector inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+  return 0.5f * x * (1.0f + hyperbolic_tangent(inner));
+}
+
+// Write activation(gate) * up of a gated weight.
+template <class Element, bool kIsGelu>
+struct WriteGated {
+  typename Element::Stored* out;
+  int num_out;  // after gating
+
+  void operator()(int row, int panel, const Vector (&sums)[kVectors]) const {
+    const Vector gate = kIsGelu ? gelu_tanh(sums[0]) : silu(sums[0]);
+    const Vector value = gate * sums[1];
+    const int column = panel * kLanes;
+    typename Element::Stored* to = out + size_t(row) * num_out + column;
+    if (column + kLanes <= num_out) {
+      Element::store_narrow(to, value);
+    } else {
+      for (int lane = 0; column + lane < num_out; ++lane) to[lane] = Element::narrow(value[lane]);
+    }
+  }
+};
+
+// Write float scores, each bent by softcap * tanh(score / softcap) if there is a softcap.
+struct WriteScores {
+  float* out;
+  int num_out;
+  float softcap;
+
+  void operator()(int row, int panel, const Vector (&sums)[kVectors]) const {
+    for (int part = 0; part < kVectors; ++part) {
+      const int column = panel * kPanel + part * kLanes;
+      Vector value = sums[part];
+      if (softcap > 0) value = softcap * hyperbolic_tangent(value / softcap);
+      float* to = out + size_t(row) * num_out + column;
+      if (column + kLanes <= num_out) {
+        store(to, value);
+      } else {
+        for (int lane = 0; column + lane < num_out; ++lane) to[lane] = value[lane];
+      }
+    }
+  }
+};
+
+// Keep each row's best column of the panel; the scores themselves are never stored.
+struct KeepBest {
+  float* scores;  // [panels][rows]
+  int32_t* columns;
+  int num_rows;
+  int num_out;
+
+  void operator()(int row, int panel, const Vector (&sums)[kVectors]) const {
+    float best = -INFINITY;
+    int32_t best_column = panel * kPanel;
+    for (int part = 0; part < kVectors; ++part) {
+      const int column = panel * kPanel + part * kLanes;
+      if (column + kLanes <= num_out && largest(sums[part]) <= best) continue;
+      for (int lane = 0; lane < kLanes && column + lane < num_out; ++lane) {
+        if (sums[part][lane] > best) {
+          best = sums[part][lane];
+          best_column = column + lane;
+        }
+      }
+    }
+    scores[size_t(panel) * num_rows + row] = best;
+    columns[size_t(panel) * num_rows + row] = best_column;
+  }
+};
+
+}  // namespace promptmill

@@ -1,0 +1,345 @@
+// The C interface: a program of operations, recorded once with fixed buffers and run each step.
+//
+// Recording takes addresses, so whoever records must keep every buffer alive and in place. What
+// changes between steps is the content of buffers and the three counts given to pm_run. A program
+// is run by one thread at a time. element: 0 for float32, 1 for bfloat16.
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "attention.h"
+#include "linear.h"
+#include "pool.h"
+#include "rows.h"
+
+using namespace promptmill;
+
+namespace {
+
+struct Counts {
+  int num_rows;
+  int num_sequences;
+  int num_sampled;
+};
+
+// The step's index arrays, as RaggedBatch describes them.
+struct Batch {
+  const int32_t* token_ids;
+  const int32_t* positions;
+  const int32_t* slots;
+  const int32_t* row_starts;
+  const int32_t* context_lengths;
+  const int32_t* block_starts;
+  const int32_t* block_ids;
+  const int32_t* sampled_rows;
+};
+
+struct Operation {
+  int kind;
+  std::function<void(const Counts&)> run;
+};
+
+constexpr int kNumKinds = 4;
+
+struct Program {
+  Program(int element, int num_threads) : element(element), pool(num_threads) {}
+
+  int element;
+  Pool pool;
+  Batch batch{};
+  std::vector<Operation> operations;
+  double seconds[kNumKinds] = {};
+};
+
+enum Kind { kLinear, kAttention, kRows, kHead };
+
+constexpr int kRowsPerTask = 8;
+
+template <class Work>
+void share_rows(Pool& pool, int num_rows, const Work& work) {
+  pool.share(ceil_div(num_rows, kRowsPerTask), [&](int task, int) {
+    const int end = std::min(num_rows, (task + 1) * kRowsPerTask);
+    for (int row = task * kRowsPerTask; row < end; ++row) work(row);
+  });
+}
+
+template <class Element>
+void record_embed(Program& program, const void* table, int width, float scale, float* residual) {
+  const auto* rows = static_cast<const typename Element::Stored*>(table);
+  program.operations.push_back({kRows, [=, &program](const Counts& counts) {
+    share_rows(program.pool, counts.num_rows, [&](int row) {
+      embed_row<Element>(rows, program.batch.token_ids[row], width, scale,
+                         residual + size_t(row) * width);
+    });
+  }});
+}
+
+template <class Element>
+void record_norm(Program& program, const float* x, const float* weight, int width, float eps,
+                 bool is_sampled, void* out) {
+  auto* to = static_cast<typename Element::Stored*>(out);
+  program.operations.push_back({kRows, [=, &program](const Counts& counts) {
+    const int num_rows = is_sampled ? counts.num_sampled : counts.num_rows;
+    share_rows(program.pool, num_rows, [&](int row) {
+      const int from = is_sampled ? program.batch.sampled_rows[row] : row;
+      normalise_row<Element>(x + size_t(from) * width, weight, width, eps,
+                             to + size_t(row) * width);
+    });
+  }});
+}
+
+// Rotate queries and keys of each row in place, then store its keys and values.
+template <class Element>
+void record_rotate(Program& program, void* qkv, const float* cosines, const float* sines, int half,
+                   int num_heads, const Cache<Element>& cache) {
+  auto* rows = static_cast<typename Element::Stored*>(qkv);
+  program.operations.push_back({kRows, [=, &program](const Counts& counts) {
+    const Batch& batch = program.batch;
+    const int num_kv = cache.num_kv_heads, dim = cache.head_dim;
+    share_rows(program.pool, counts.num_rows, [&](int row) {
+      auto* heads = rows + size_t(row) * (num_heads + 2 * num_kv) * dim;
+      const size_t angle = size_t(batch.positions[row]) * half;
+      for (int head = 0; head < num_heads + num_kv; ++head) {
+        rotate_head<Element>(heads + head * dim, cosines + angle, sines + angle, half);
+      }
+      for (int head = 0; head < num_kv; ++head) {
+        cache.store(batch.slots[row], head, heads + (num_heads + head) * dim,
+                    heads + (num_heads + num_kv + head) * dim);
+      }
+    });
+  }});
+}
+
+// Tiles of one sequence and key head: which rows they hold.
+struct TileRange {
+  int sequence;
+  int first;  // the first of token * group + head within the group
+};
+
+template <class Element, int kRows>
+void run_tile(const Attention<Element>& attention,
+              const typename Attention<Element>::Tile& tile, int num_rows, float* scratch) {
+  if constexpr (kRows > 1) {
+    if (num_rows < kRows) {
+      run_tile<Element, kRows - 1>(attention, tile, num_rows, scratch);
+      return;
+    }
+  }
+  attention.template run<kRows>(tile, scratch);
+}
+
+template <class Element>
+void record_attend(Program& program, const void* qkv, const Attention<Element>& attention,
+                   void* out) {
+  using Stored = typename Element::Stored;
+  const auto* rows = static_cast<const Stored*>(qkv);
+  auto* to = static_cast<Stored*>(out);
+  auto tiles = std::make_shared<std::vector<TileRange>>();
+  program.operations.push_back({kAttention, [=, &program](const Counts& counts) {
+    const Batch& batch = program.batch;
+    const int num_heads = attention.num_heads, num_kv = attention.cache.num_kv_heads;
+    const int dim = attention.cache.head_dim, group = num_heads / num_kv;
+    tiles->clear();
+    for (int sequence = 0; sequence < counts.num_sequences; ++sequence) {
+      const int num_tokens = batch.row_starts[sequence + 1] - batch.row_starts[sequence];
+      for (int first = 0; first < num_tokens * group; first += kQueryRows) {
+        tiles->push_back({sequence, first});
+      }
+    }
+    program.pool.share(static_cast<int>(tiles->size()) * num_kv, [&](int task, int) {
+      const TileRange& range = (*tiles)[task / num_kv];
+      const int start = batch.row_starts[range.sequence];
+      const int num_tokens = batch.row_starts[range.sequence + 1] - start;
+      const int context = batch.context_lengths[range.sequence];
+      typename Attention<Element>::Tile tile;
+      tile.blocks = batch.block_ids + batch.block_starts[range.sequence];
+      tile.head = task % num_kv;
+      tile.context = context;
+      const int num_rows = std::min(kQueryRows, num_tokens * group - range.first);
+      for (int row = 0; row < num_rows; ++row) {
+        const int token = (range.first + row) / group;
+        const int head = tile.head * group + (range.first + row) % group;
+        tile.queries[row] = rows + (size_t(start + token) * (num_heads + 2 * num_kv) + head) * dim;
+        tile.outs[row] = to + (size_t(start + token) * num_heads + head) * dim;
+        tile.positions[row] = context - num_tokens + token;
+      }
+      alignas(64) float scratch[kQueryRows * 256];
+      run_tile<Element, kQueryRows>(attention, tile, num_rows, scratch);
+    });
+  }});
+}
+
+template <class Element>
+void record_linear(Program& program, const void* x, const PackedWeight& weight, const float* bias,
+                   void* out) {
+  const WriteElements<Element> sink{static_cast<typename Element::Stored*>(out), bias,
+                                    weight.num_out};
+  program.operations.push_back({kLinear, [=, &program](const Counts& counts) {
+    multiply<Element>(program.pool, x, weight, counts.num_rows, sink);
+  }});
+}
+
+template <class Element>
+void record_linear_add(Program& program, const void* x, const PackedWeight& weight,
+                       float* residual) {
+  const AddToResidual sink{residual, weight.num_out};
+  program.operations.push_back({kLinear, [=, &program](const Counts& counts) {
+    multiply<Element>(program.pool, x, weight, counts.num_rows, sink);
+  }});
+}
+
+template <class Element, bool kIsGelu>
+void record_linear_gated(Program& program, const void* x, const PackedWeight& weight, void* out) {
+  const WriteGated<Element, kIsGelu> sink{static_cast<typename Element::Stored*>(out),
+                                          weight.num_out / 2};
+  program.operations.push_back({kLinear, [=, &program](const Counts& counts) {
+    multiply<Element>(program.pool, x, weight, counts.num_rows, sink);
+  }});
+}
+
+template <class Element>
+void record_scores(Program& program, const void* x, const PackedWeight& weight, float softcap,
+                   float* out) {
+  const WriteScores sink{out, weight.num_out, softcap};
+  program.operations.push_back({kHead, [=, &program](const Counts& counts) {
+    multiply<Element>(program.pool, x, weight, counts.num_sampled, sink);
+  }});
+}
+
+// Of equal scores the lowest column wins.
+template <class Element>
+void record_best(Program& program, const void* x, const PackedWeight& weight, int max_rows,
+                 int32_t* out) {
+  const int num_panels = ceil_div(weight.num_out, kPanel);
+  auto scores = std::make_shared<std::vector<float>>(size_t(num_panels) * max_rows);
+  auto columns = std::make_shared<std::vector<int32_t>>(size_t(num_panels) * max_rows);
+  program.operations.push_back({kHead, [=, &program](const Counts& counts) {
+    const int num_rows = counts.num_sampled;
+    const KeepBest sink{scores->data(), columns->data(), num_rows, weight.num_out};
+    multiply<Element>(program.pool, x, weight, num_rows, sink);
+    for (int row = 0; row < num_rows; ++row) {
+      int best = 0;
+      for (int panel = 1; panel < num_panels; ++panel) {
+        if (sink.scores[panel * num_rows + row] > sink.scores[best * num_rows + row]) best = panel;
+      }
+      out[row] = sink.columns[best * num_rows + row];
+    }
+  }});
+}
+
+}  // namespace
+
+extern "C" {
+
+Program* pm_create(int element, int num_threads) { return new Program(element, num_threads); }
+
+void pm_destroy(Program* program) { delete program; }
+
+// Begin a new list of operations that shares the threads of the program.
+void pm_set_batch(Program* program, const Batch* batch) { program->batch = *batch; }
+
+int pm_num_operations(const Program* program) { return static_cast<int>(program->operations.size()); }
+
+// Run the operations from first up to last.
+void pm_run(Program* program, int first, int last, int num_rows, int num_sequences,
+            int num_sampled) {
+  using Clock = std::chrono::steady_clock;
+  const Counts counts{num_rows, num_sequences, num_sampled};
+  auto before = Clock::now();
+  for (int index = first; index < last; ++index) {
+    program->operations[index].run(counts);
+    const auto after = Clock::now();
+    program->seconds[program->operations[index].kind] +=
+        std::chrono::duration<double>(after - before).count();
+    before = after;
+  }
+}
+
+// Seconds spent so far in linear layers, attention, single rows and the head.
+void pm_seconds(const Program* program, double* seconds) {
+  std::copy(program->seconds, program->seconds + kNumKinds, seconds);
+}
+
+size_t pm_packed_words(int num_out, int num_in_words) { return packed_words(num_out, num_in_words); }
+
+void pm_pack(const uint32_t* weight, int num_out, int num_in_words, int is_gated,
+             uint32_t* packed) {
+  pack(weight, num_out, num_in_words, is_gated != 0, packed);
+}
+
+int pm_panel() { return kPanel; }
+
+#define PM_DISPATCH(function, ...)                    \
+  (program->element == 0 ? function<Float32>(__VA_ARGS__) : function<Bfloat16>(__VA_ARGS__))
+
+void pm_embed(Program* program, const void* table, int width, float scale, float* residual) {
+  PM_DISPATCH(record_embed, *program, table, width, scale, residual);
+}
+
+void pm_norm(Program* program, const float* x, const float* weight, int width, float eps,
+             int is_sampled, void* out) {
+  PM_DISPATCH(record_norm, *program, x, weight, width, eps, is_sampled != 0, out);
+}
+
+void pm_linear(Program* program, const void* x, const uint32_t* weight, int num_in_words,
+               int num_out, const float* bias, void* out) {
+  PM_DISPATCH(record_linear, *program, x, {weight, num_in_words, num_out}, bias, out);
+}
+
+void pm_linear_add(Program* program, const void* x, const uint32_t* weight, int num_in_words,
+                   int num_out, float* residual) {
+  PM_DISPATCH(record_linear_add, *program, x, {weight, num_in_words, num_out}, residual);
+}
+
+void pm_linear_gated(Program* program, const void* x, const uint32_t* weight, int num_in_words,
+                     int num_out, int is_gelu, void* out) {
+  const PackedWeight packed{weight, num_in_words, num_out};
+  if (program->element == 0) {
+    is_gelu ? record_linear_gated<Float32, true>(*program, x, packed, out)
+            : record_linear_gated<Float32, false>(*program, x, packed, out);
+  } else {
+    is_gelu ? record_linear_gated<Bfloat16, true>(*program, x, packed, out)
+            : record_linear_gated<Bfloat16, false>(*program, x, packed, out);
+  }
+}
+
+void pm_rotate(Program* program, void* qkv, const float* cosines, const float* sines, int half,
+               int num_heads, int num_kv_heads, int head_dim, void* keys, void* values,
+               int block_size) {
+  if (program->element == 0) {
+    record_rotate<Float32>(*program, qkv, cosines, sines, half, num_heads,
+                           {static_cast<float*>(keys), static_cast<float*>(values), num_kv_heads,
+                            head_dim, block_size});
+  } else {
+    record_rotate<Bfloat16>(*program, qkv, cosines, sines, half, num_heads,
+                            {static_cast<uint16_t*>(keys), static_cast<uint16_t*>(values),
+                             num_kv_heads, head_dim, block_size});
+  }
+}
+
+void pm_attend(Program* program, const void* qkv, int num_heads, int num_kv_heads, int head_dim,
+               float scale, int window, float softcap, void* keys, void* values, int block_size,
+               void* out) {
+  if (program->element == 0) {
+    const Cache<Float32> cache{static_cast<float*>(keys), static_cast<float*>(values),
+                               num_kv_heads, head_dim, block_size};
+    record_attend<Float32>(*program, qkv, {cache, num_heads, scale, window, softcap}, out);
+  } else {
+    const Cache<Bfloat16> cache{static_cast<uint16_t*>(keys), static_cast<uint16_t*>(values),
+                                num_kv_heads, head_dim, block_size};
+    record_attend<Bfloat16>(*program, qkv, {cache, num_heads, scale, window, softcap}, out);
+  }
+}
+
+void pm_scores(Program* program, const void* x, const uint32_t* weight, int num_in_words,
+               int num_out, float softcap, float* out) {
+  PM_DISPATCH(record_scores, *program, x, {weight, num_in_words, num_out}, softcap, out);
+}
+
+void pm_best(Program* program, const void* x, const uint32_t* weight, int num_in_words,
+             int num_out, int max_rows, int32_t* out) {
+  PM_DISPATCH(record_best, *program, x, {weight, num_in_words, num_out}, max_rows, out);
+}
+
+}  // extern "C"

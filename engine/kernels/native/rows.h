@@ -1,0 +1,87 @@
+// What happens to single rows between the products: embedding, normalisation, rotation and storing.
+#pragma once
+
+#include "vector.h"
+
+namespace promptmill {
+
+template <class Element>
+void embed_row(const typename Element::Stored* table, int token, int width, float scale,
+               float* residual) {
+  const typename Element::Stored* from = table + size_t(token) * width;
+  for (int column = 0; column < width; ++column) {
+    residual[column] = Element::widen(from[column]) * scale;
+  }
+}
+
+inline float inverse_root_mean_square(const float* x, int width, float eps) {
+  Vector squares{};
+  int column = 0;
+  for (; column + kLanes <= width; column += kLanes) {
+    const Vector value = load(x + column);
+    squares += value * value;
+  }
+  float total = sum(squares);
+  for (; column < width; ++column) total += x[column] * x[column];
+  return 1.0f / std::sqrt(total / width + eps);
+}
+
+template <class Element>
+void normalise_row(const float* x, const float* weight, int width, float eps,
+                   typename Element::Stored* out) {
+  const float scale = inverse_root_mean_square(x, width, eps);
+  int column = 0;
+  for (; column + kLanes <= width; column += kLanes) {
+    Element::store_narrow(out + column, load(x + column) * scale * load(weight + column));
+  }
+  for (; column < width; ++column) out[column] = Element::narrow(x[column] * scale * weight[column]);
+}
+
+// Turn one head in place: its two halves are the coordinates (transformers' rotate_half).
+template <class Element>
+void rotate_head(typename Element::Stored* head, const float* cosines, const float* sines,
+                 int half) {
+  int place = 0;
+  for (; place + kLanes <= half; place += kLanes) {
+    const Vector first = Element::load_wide(head + place);
+    const Vector second = Element::load_wide(head + half + place);
+    const Vector cosine = load(cosines + place), sine = load(sines + place);
+    Element::store_narrow(head + place, first * cosine - second * sine);
+    Element::store_narrow(head + half + place, second * cosine + first * sine);
+  }
+  for (; place < half; ++place) {
+    const float first = Element::widen(head[place]);
+    const float second = Element::widen(head[half + place]);
+    head[place] = Element::narrow(first * cosines[place] - second * sines[place]);
+    head[half + place] = Element::narrow(second * cosines[place] + first * sines[place]);
+  }
+}
+
+// One layer's cache, see engine/kv_cache.py: keys [N, G, D/P, B, P], values [N, G, B/P, D, P].
+template <class Element>
+struct Cache {
+  typename Element::Stored* keys;
+  typename Element::Stored* values;
+  int num_kv_heads;
+  int head_dim;
+  int block_size;
+
+  size_t head_at(int block, int head) const {
+    return (size_t(block) * num_kv_heads + head) * head_dim * block_size;
+  }
+
+  void store(int slot, int head, const typename Element::Stored* key,
+             const typename Element::Stored* value) const {
+    constexpr int P = Element::kPerWord;
+    const int place = slot % block_size;
+    typename Element::Stored* to_keys = keys + head_at(slot / block_size, head) + place * P;
+    typename Element::Stored* to_values =
+        values + head_at(slot / block_size, head) + size_t(place / P) * head_dim * P + place % P;
+    for (int dim = 0; dim < head_dim; ++dim) {
+      to_keys[size_t(dim / P) * block_size * P + dim % P] = key[dim];
+      to_values[dim * P] = value[dim];
+    }
+  }
+};
+
+}  // namespace promptmill

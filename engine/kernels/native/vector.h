@@ -1,0 +1,138 @@
+// Vectors of 32-bit lanes, and the element types that share a lane.
+//
+// Owns everything that differs between instruction sets: the same source is compiled once for each.
+// A word is 32 bits and holds P neighbouring elements of one sum (float: 1, bfloat16: 2), so a dot
+// product is one operation per word whatever the type. Conversions round to nearest even.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace promptmill {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#else
+constexpr int kLanes = 8;
+#endif
+
+typedef float Vector __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
+typedef int32_t Integers __attribute__((vector_size(kLanes * 4)));
+
+template <class To, class From>
+inline To bits_as(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+template <class Type>
+inline Type load_as(const void* from) {
+  Type value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+inline Vector load(const float* from) { return load_as<Vector>(from); }
+inline Words load_words(const uint32_t* from) { return load_as<Words>(from); }
+inline void store(float* to, Vector value) { std::memcpy(to, &value, sizeof value); }
+inline Vector splat(float value) { return Vector{} + value; }
+inline Words splat_word(uint32_t value) { return Words{} + value; }
+
+// The order of the sum is fixed: equal rows give equal bits wherever they are computed.
+inline float sum(Vector value) {
+  float total = 0;
+  for (int lane = 0; lane < kLanes; ++lane) total += value[lane];
+  return total;
+}
+
+inline float largest(Vector value) {
+  float best = value[0];
+  for (int lane = 1; lane < kLanes; ++lane) best = value[lane] > best ? value[lane] : best;
+  return best;
+}
+
+inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+
+struct Float32 {
+  using Stored = float;
+  static constexpr int kPerWord = 1;
+  static Vector dot(Vector total, Words a, Words b) {
+    return total + bits_as<Vector>(a) * bits_as<Vector>(b);
+  }
+  static float widen(float value) { return value; }
+  static float narrow(float value) { return value; }
+  static Vector load_wide(const float* from) { return load(from); }
+  static void store_narrow(float* to, Vector value) { store(to, value); }
+};
+
+struct Bfloat16 {
+  using Stored = uint16_t;
+  static constexpr int kPerWord = 2;
+
+  static Vector dot(Vector total, Words a, Words b) {
+#if defined(__AVX512BF16__)
+    return bits_as<Vector>(_mm512_dpbf16_ps(bits_as<__m512>(total), bits_as<__m512bh>(a),
+                                            bits_as<__m512bh>(b)));
+#else
+    total += bits_as<Vector>(a << 16) * bits_as<Vector>(b << 16);
+    return total + bits_as<Vector>(a & 0xffff0000u) * bits_as<Vector>(b & 0xffff0000u);
+#endif
+  }
+
+  static float widen(uint16_t value) { return bits_as<float>(uint32_t{value} << 16); }
+
+  static uint16_t narrow(float value) {
+    const uint32_t bits = bits_as<uint32_t>(value);
+    if (value != value) return static_cast<uint16_t>((bits >> 16) | 0x40);
+    return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+  }
+
+  static Vector load_wide(const uint16_t* from) {
+    typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+    const Words words = __builtin_convertvector(load_as<Halves>(from), Words);
+    return bits_as<Vector>(words << 16);
+  }
+
+  static void store_narrow(uint16_t* to, Vector value) {
+#if defined(__AVX512BF16__)
+    const __m256bh halves = _mm512_cvtneps_pbh(bits_as<__m512>(value));
+    std::memcpy(to, &halves, sizeof halves);
+#else
+    for (int lane = 0; lane < kLanes; ++lane) to[lane] = narrow(value[lane]);
+#endif
+  }
+};
+
+// e to the x: x = n ln 2 + r, a polynomial for r (Cephes, single/expf.c), n into the exponent.
+inline Vector exponential(Vector x) {
+  x = x > 88.0f ? splat(88.0f) : x;
+  x = x < -87.0f ? splat(-87.0f) : x;
+  const Vector shifted = x * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2^23 rounds to integer
+  const Vector n = shifted - 12582912.0f;
+  const Vector r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  Vector p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const Integers exponent = __builtin_convertvector(n, Integers);
+  return bits_as<Vector>(bits_as<Integers>(p) + (exponent << 23));
+}
+
+inline Vector hyperbolic_tangent(Vector x) {
+  const Vector e = exponential(x * 2.0f);
+  return 1.0f - 2.0f / (e + 1.0f);
+}
+
+}  // namespace promptmill
