@@ -59,9 +59,14 @@ _TASKS = {
 GENERATE_TASK = "promptmill.generate"
 
 
+def is_generate_queue(queue: str) -> bool:
+    """Tell the queues that hold prompt jobs; theirs is the priority that users choose."""
+    return queue.startswith(_GENERATE)
+
+
 def is_job_queue(queue: str) -> bool:
     """Tell the queues of jobs from those of Celery itself."""
-    return queue in _TASKS or queue.startswith(_GENERATE)
+    return queue in _TASKS or is_generate_queue(queue)
 
 
 def task_of_queue(queue: str) -> str:
@@ -148,12 +153,15 @@ class BatchLine:
 class Idempotency:
     """A client's promise that requests with this key are one request.
 
-    `digest` tells its bodies apart.
+    `digest` tells its bodies apart. A request that `begins` takes the key over from an earlier one;
+    `ttl_ms` None is the lifetime of the queue's limits.
     """
 
     route: str
     key: str
     digest: str
+    begins: bool = False
+    ttl_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from flower.utils import broker as flower_broker
 
 from ops.logs import configure_logging
 from ops.settings import Settings
+from queueing.job import is_generate_queue
 from queueing.queue import JobQueue
 from queueing.store import connect
 from workers.celery_config import make_celery
@@ -35,9 +36,7 @@ class JobQueueBroker(flower_broker.Redis):  # type: ignore[misc]  # flower ships
         self._jobs = jobs
 
     async def queues(self, _names: list[str]) -> list[dict[str, Any]]:
-        """Return a row for each of our queues and one for each of its priorities, whoever consumes
-        them now.
-        """
+        """Return a row a queue, and one a priority of a model's, whoever consumes them now."""
         return await asyncio.to_thread(self._rows)
 
     def _rows(self) -> list[dict[str, Any]]:
@@ -45,10 +44,11 @@ class JobQueueBroker(flower_broker.Redis):  # type: ignore[misc]  # flower ships
         for queue in self._jobs.queues():
             depth = self._jobs.depth(queue)
             rows.append({"name": queue, "messages": sum(depth.ready.values()) + depth.later})
-            rows += [
-                {"name": f"{queue}/{priority.value}", "messages": number}
-                for priority, number in depth.ready.items()
-            ]
+            if is_generate_queue(queue):
+                rows += [
+                    {"name": f"{queue}/{priority.value}", "messages": number}
+                    for priority, number in depth.ready.items()
+                ]
         return rows
 
 
