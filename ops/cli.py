@@ -122,6 +122,8 @@ def up(models: tuple[Path, ...], flower: bool) -> None:  # noqa: FBT001  a comma
         console.print(f"API     {connection.url}   key {connection.api_key}")
         if connection.flower_url:
             console.print(f"Flower  {connection.flower_url}   user promptmill, password the key")
+        for name, url in stack.metrics_urls.items():
+            console.print(f"metrics {url}   {name}")
         console.print(f"logs    {folder / 'logs'}")
         console.print(
             'try     promptmill submit "What is a prompt mill?" --wait 60      (Ctrl-C stops)'

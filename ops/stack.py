@@ -68,6 +68,7 @@ class LocalStack:
             else f"whsec_{b64encode(secrets.token_bytes(32)).decode()}"
         )
         self._redis_url = settings.redis_url
+        self.metrics_urls: dict[str, str] = {}  # of the workers; the API's is at /metrics
 
     @property
     def connection(self) -> Connection:
@@ -105,8 +106,9 @@ class LocalStack:
             command = _promptmill(
                 "worker", "engine", "--model", str(folder), "--name", f"engine{number}"
             )
-            self._start(f"engine{number}", command, grace_s)
-        self._start("cpu1", _promptmill("worker", "cpu", "--name", "cpu1"), grace_s)
+            self._start(f"engine{number}", command, grace_s, has_metrics=True)
+        command = _promptmill("worker", "cpu", "--name", "cpu1")
+        self._start("cpu1", command, grace_s, has_metrics=True)
         self._start("beat", _promptmill("beat"), grace_s=5.0)
 
     def start_flower(self) -> None:
@@ -115,8 +117,15 @@ class LocalStack:
             self._start("flower", _promptmill("flower"), grace_s=5.0)
             self._wait("flower", f"http://127.0.0.1:{self._flower_port}/healthcheck", None)
 
-    def _start(self, name: str, command: list[str], grace_s: float) -> None:
-        self._supervisor.start(Child(name, command, self._environment(), grace_s))
+    def _start(
+        self, name: str, command: list[str], grace_s: float, *, has_metrics: bool = False
+    ) -> None:
+        environment = self._environment()
+        if has_metrics:
+            port = free_port()
+            self.metrics_urls[name] = f"http://127.0.0.1:{port}/metrics"
+            environment["PROMPTMILL_METRICS_PORT"] = str(port)
+        self._supervisor.start(Child(name, command, environment, grace_s))
 
     def _environment(self) -> dict[str, str]:
         return {
