@@ -62,7 +62,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class OutgoingEvent:
     """What is sent: the id that stays the same, the bytes that are signed, and who signs them."""
 
     id: str
@@ -90,7 +90,7 @@ class WebhookClient:
         # The system's resolver can't be told how long it may take, so it is waited for elsewhere.
         self._lookups = ThreadPoolExecutor(_RESOLVER_THREADS, thread_name_prefix="webhook-lookup")
 
-    def post(self, url: str, event: Event) -> Attempt:
+    def post(self, url: str, event: OutgoingEvent) -> Attempt:
         """Send the event once; every way to fail is an Attempt, not an exception."""
         begun = time.monotonic()
         result, status, retry_after_s = AttemptResult.CONNECTION, None, None
@@ -111,7 +111,9 @@ class WebhookClient:
         """Let the look-up threads go."""
         self._lookups.shutdown(wait=False, cancel_futures=True)
 
-    def _exchange(self, url: str, event: Event, deadline: Deadline) -> tuple[int, float | None]:
+    def _exchange(
+        self, url: str, event: OutgoingEvent, deadline: Deadline
+    ) -> tuple[int, float | None]:
         target = webhook_target(url, self._policy)
         lookup = self._lookups.submit(
             resolve_allowed, target.host, target.port, self._policy, self._resolver
@@ -129,7 +131,7 @@ class WebhookClient:
             _drain(response)
             return response.status, _retry_after_s(response, self._clock.now_ms() / 1000)
 
-    def _headers(self, target: WebhookTarget, event: Event) -> list[tuple[str, str]]:
+    def _headers(self, target: WebhookTarget, event: OutgoingEvent) -> list[tuple[str, str]]:
         timestamp_s = self._clock.now_ms() // 1000
         return [
             ("host", target.authority),

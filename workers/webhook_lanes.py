@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import assert_never
 
 _MIN_WAIT_S = 0.5
 _MAX_WAIT_S = 60.0
@@ -33,6 +34,7 @@ class Lanes:
         self._max_unproven = max(1, slots - max(1, slots // 8))
         self._lock = threading.Lock()
         self._receivers: dict[str, _Receiver] = {}
+        self._num_inside = dict.fromkeys(_Seen, 0)
         self._shared_pace = _Pace()
 
     def enter(self, receiver: str) -> Wait | None:
@@ -44,6 +46,7 @@ class Lanes:
             if not self._has_room_for(state.seen):
                 return self._shared_pace.next_wait(state.last_s / self._max_hanging)
             state.num_inside += 1
+            self._num_inside[state.seen] += 1
             return None
 
     def leave(self, receiver: str, *, duration_s: float, hung: bool) -> None:
@@ -51,23 +54,25 @@ class Lanes:
         with self._lock:
             # Moved to the end: the dict is in the order of last use.
             state = self._receivers[receiver] = self._receivers.pop(receiver)
+            self._num_inside[state.seen] -= state.num_inside
             state.num_inside -= 1
             state.last_s = duration_s
             state.seen = _Seen.HANGING if hung else _Seen.ANSWERING
+            self._num_inside[state.seen] += state.num_inside
             self._forget_the_oldest()
 
     def _has_room_for(self, seen: "_Seen") -> bool:
+        num_hanging = self._num_inside[_Seen.HANGING]
+        has_unproven_room = num_hanging + self._num_inside[_Seen.NEVER] < self._max_unproven
         match seen:
             case _Seen.ANSWERING:
                 return True
-            case _Seen.HANGING if self._num_inside(_Seen.HANGING) >= self._max_hanging:
-                return False
+            case _Seen.NEVER:
+                return has_unproven_room
+            case _Seen.HANGING:
+                return has_unproven_room and num_hanging < self._max_hanging
             case _:
-                num_unproven = self._num_inside(_Seen.HANGING) + self._num_inside(_Seen.NEVER)
-                return num_unproven < self._max_unproven
-
-    def _num_inside(self, seen: "_Seen") -> int:
-        return sum(state.num_inside for state in self._receivers.values() if state.seen is seen)
+                assert_never(seen)
 
     def _forget_the_oldest(self) -> None:
         while len(self._receivers) > _MAX_REMEMBERED:

@@ -13,14 +13,14 @@ from typing import assert_never
 
 import structlog
 
-from ops.logs import Event as LogEvent
+from ops.logs import Event
 from ops.metrics import WebhookMetrics
 from queueing.deliveries import AttemptEnd, AttemptNote, Verdict
 from queueing.errors import FailureCode, StaleLease
 from queueing.job import JobResult, JobState, Lease, Outcome
 from queueing.outbox import Delivery, decode_delivery, encode_delivery
 from queueing.queue import JobQueue
-from workers.webhook_client import Attempt, AttemptResult, Event, WebhookClient
+from workers.webhook_client import Attempt, AttemptResult, OutgoingEvent, WebhookClient
 from workers.webhook_lanes import Wait
 from workers.webhook_receivers import Destination, Receivers, Unreachable
 
@@ -114,7 +114,7 @@ class WebhookDeliverer:
                     self._try(lease, delivery, destination)
         except StaleLease:
             # Somebody newer holds the delivery and will settle it; the receiver sees one id twice.
-            log.info(LogEvent.RESULT_REFUSED, job_id=lease.job_id, fence=lease.fence)
+            log.info(Event.RESULT_REFUSED, job_id=lease.job_id, fence=lease.fence)
 
     def _try(self, lease: Lease, delivery: Delivery, destination: Destination) -> None:
         attempt = self._attempt(delivery, destination)
@@ -132,9 +132,7 @@ class WebhookDeliverer:
         self._metrics.attempts.labels(attempt.result.value).inc()
         self._metrics.attempt_duration_seconds.observe(attempt.duration_s)
         log.info(
-            LogEvent.WEBHOOK_DELIVERED
-            if isinstance(decision, Delivered)
-            else LogEvent.WEBHOOK_FAILED,
+            Event.WEBHOOK_DELIVERED if isinstance(decision, Delivered) else Event.WEBHOOK_FAILED,
             job_id=lease.job_id,
             attempt=counted.attempts,
             outcome=attempt.result.value,
@@ -146,7 +144,7 @@ class WebhookDeliverer:
         self._settle(lease, counted, decision)
 
     def _attempt(self, delivery: Delivery, destination: Destination) -> Attempt:
-        event = Event(delivery.event_id, delivery.body.encode(), destination.signers)
+        event = OutgoingEvent(delivery.event_id, delivery.body.encode(), destination.signers)
         begun = time.monotonic()
         hung = False
         try:

@@ -1,7 +1,9 @@
-import contextlib
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,10 @@ from queueing.job import WEBHOOK_QUEUE, JobState
 from tests.support.cpu_worker import cpu_worker
 from tests.support.deliveries import DeliveryBench
 from tests.support.receiver import (
+    Behaviour,
+    Exchange,
+    Received,
+    Receiver,
     answers,
     answers_in_turn,
     drips_body,
@@ -92,114 +98,135 @@ def test_retry_after_is_kept_to_the_second(redis_url):
 
 @pytest.mark.fault("F25")
 def test_fifty_hanging_receivers_do_not_hold_up_a_good_one(redis_url):
-    with contextlib.ExitStack() as stack:
-        hanging = [stack.enter_context(receiver(hangs)) for _ in range(50)]
-        good = stack.enter_context(receiver())
-        bench = DeliveryBench(
-            redis_url,
-            [server.port for server in [*hanging, good]],
-            timeout_s=15.0,
-            slots=SLOTS,
-        )
-        work = bench.deliverer.deliver
-        stack.enter_context(cpu_worker(redis_url, bench.queue, WEBHOOK_QUEUE, work, slots=SLOTS))
-        for number, server in enumerate(hanging):
-            bench.end_a_job(server.url(), name=f"hanging{number}")
-        for server in hanging:
-            server.take(1)
+    with receivers(hangs, 50) as hanging, receiver() as good:
+        bench = DeliveryBench(redis_url, ports(*hanging, good), timeout_s=15.0, slots=SLOTS)
+        with delivering(redis_url, bench, SLOTS, until_ended=hanging):
+            end_a_job_for_each(bench, hanging)
+            wait_for_each(hanging)
 
-        queued_at = {}
-        for number in range(100):
-            event_id = bench.end_a_job(good.url(), name=f"good{number}")
-            queued_at[event_id] = time.monotonic()
-        arrived = good.take(100)
+            queued_at = end_jobs(bench, good, 100)
+            arrived = good.take(100)
 
-        for server in hanging:
-            server.stopped.set()
-    delays = sorted(r.at - queued_at[r.headers["webhook-id"]] for r in arrived)
+    delays = sorted(one.at - queued_at[one.headers["webhook-id"]] for one in arrived)
     assert delays[98] < 2.0
 
 
 @pytest.mark.fault("F25")
 def test_a_small_worker_serves_those_it_knows_to_answer_while_fifty_new_ones_hang(redis_url):
-    with contextlib.ExitStack() as stack:
-        hanging = [stack.enter_context(receiver(hangs)) for _ in range(50)]
-        good = stack.enter_context(receiver())
-        ports = [server.port for server in [*hanging, good]]
-        bench = DeliveryBench(redis_url, ports, timeout_s=15.0, slots=8)
+    with receivers(hangs, 50) as hanging, receiver() as good:
+        bench = DeliveryBench(redis_url, ports(*hanging, good), timeout_s=15.0, slots=8)
         bench.end_a_job(good.url(), name="before")
         bench.deliver_due()
         good.take(1)
-        work = bench.deliverer.deliver
-        stack.enter_context(cpu_worker(redis_url, bench.queue, WEBHOOK_QUEUE, work, slots=8))
-        for number, server in enumerate(hanging):
-            bench.end_a_job(server.url(), name=f"hanging{number}")
+        with delivering(redis_url, bench, 8, until_ended=hanging):
+            end_a_job_for_each(bench, hanging)
 
-        queued_at = time.monotonic()
-        for number in range(20):
-            bench.end_a_job(good.url(), name=f"good{number}")
-        arrived = good.take(20)
+            queued_at = end_jobs(bench, good, 20)
+            arrived = good.take(20)
 
-        for server in hanging:
-            server.stopped.set()
-    assert arrived[-1].at - queued_at < 2.0
+    assert arrived[-1].at - min(queued_at.values()) < 2.0
 
 
 @pytest.mark.fault("F25")
 def test_one_hanging_receiver_with_many_events_leaves_most_places_free(redis_url):
     with receiver(hangs) as hanging, receiver() as good:
-        bench = DeliveryBench(redis_url, [hanging.port, good.port], timeout_s=15.0, slots=8)
-        for number in range(50):
-            bench.end_a_job(hanging.url(), name=f"hanging{number}")
-        work = bench.deliverer.deliver
-        with cpu_worker(redis_url, bench.queue, WEBHOOK_QUEUE, work, slots=8):
+        bench = DeliveryBench(redis_url, ports(hanging, good), timeout_s=15.0, slots=8)
+        end_jobs(bench, hanging, 50)
+        with delivering(redis_url, bench, 8, until_ended=[hanging]):
             hanging.take(2)
 
-            queued_at = time.monotonic()
-            bench.end_a_job(good.url(), name="good")
+            queued_at = end_jobs(bench, good, 1)
             (arrived,) = good.take(1)
 
             num_more_places_taken = hanging.arrivals.qsize()
-            hanging.stopped.set()
-    assert arrived.at - queued_at < 2.0
+    assert arrived.at - min(queued_at.values()) < 2.0
     assert num_more_places_taken == 0
 
 
 @pytest.mark.fault("F26")
 def test_an_event_whose_worker_died_between_post_and_mark_comes_again(redis_url):
-    workers: list[subprocess.Popen[bytes]] = []
-    seen: list[str] = []
-
-    def kill_at_first_sight(exchange):
-        event_id = exchange.received.headers["webhook-id"]
-        seen.append(event_id)
-        if seen.count(event_id) == 1:
-            workers[-1].kill()
-        else:
-            exchange.say(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-
-    with receiver(kill_at_first_sight) as server:
+    killer = KillsAtFirstSight()
+    with receiver(killer) as server:
         bench = DeliveryBench(redis_url, [server.port])
-        events = {bench.end_a_job(server.url(), name=str(number)) for number in range(3)}
+        events = [*end_jobs(bench, server, 3)]
 
-        for _ in events:
-            workers.append(delivery_process(redis_url, server.port))
-            workers[-1].wait(timeout=20)
+        # Every worker but the last one dies of an event that none has seen before.
+        workers = [killer.await_death_of(delivery_process(redis_url, server.port)) for _ in events]
         last = delivery_process(redis_url, server.port)
         server.take(6)
         last.terminate()
         last.wait(timeout=20)
 
-    assert {event: seen.count(event) for event in events} == dict.fromkeys(events, 2)
+    assert [worker.returncode for worker in workers] == [-signal.SIGKILL] * 3
+    assert sorted(killer.seen) == sorted(events * 2)
     assert {bench.state(event) for event in events} == {JobState.COMPLETED}
 
 
-def delivery_process(redis_url: str, port: int) -> subprocess.Popen[bytes]:
+class KillsAtFirstSight:
+    """A receiver that kills who brings an event, and takes it when it is brought again."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self._victim: subprocess.Popen[bytes] | None = None
+
+    def __call__(self, exchange: Exchange) -> None:
+        event_id = exchange.received.headers["webhook-id"]
+        self.seen.append(event_id)
+        if self.seen.count(event_id) > 1:
+            exchange.say(b"HTTP/1.1 204 x\r\n\r\n")
+        elif self._victim is not None:
+            self._victim.kill()
+
+    def await_death_of(self, worker: "subprocess.Popen[bytes]") -> "subprocess.Popen[bytes]":
+        self._victim = worker
+        worker.wait(timeout=20)
+        return worker
+
+
+def delivery_process(redis_url: str, port: int) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         [sys.executable, "-m", "tests.support.delivery_process", redis_url, str(port)],
         cwd=REPOSITORY,
     )
 
 
-def timestamp_s(received) -> int:
+@contextmanager
+def receivers(behaviour: Behaviour, count: int) -> Iterator[list[Receiver]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(receiver(behaviour)) for _ in range(count)]
+
+
+@contextmanager
+def delivering(
+    redis_url: str, bench: DeliveryBench, slots: int, *, until_ended: list[Receiver]
+) -> Iterator[None]:
+    """Deliver as a worker does; at the end let those who hang end, so that its threads can."""
+    deliver = bench.deliverer.deliver
+    with cpu_worker(redis_url, bench.queue, WEBHOOK_QUEUE, deliver, slots=slots):
+        yield
+        for server in until_ended:
+            server.stopped.set()
+
+
+def end_a_job_for_each(bench: DeliveryBench, servers: list[Receiver]) -> None:
+    for server in servers:
+        bench.end_a_job(server.url(), name=f"port{server.port}")
+
+
+def wait_for_each(servers: list[Receiver]) -> None:
+    for server in servers:
+        server.take(1)
+
+
+def end_jobs(bench: DeliveryBench, server: Receiver, count: int) -> dict[str, float]:
+    """End jobs for one receiver; return when each event was queued."""
+    names = [f"port{server.port}n{number}" for number in range(count)]
+    return {bench.end_a_job(server.url(), name=name): time.monotonic() for name in names}
+
+
+def ports(*servers: Receiver) -> list[int]:
+    return [server.port for server in servers]
+
+
+def timestamp_s(received: Received) -> int:
     return int(received.headers["webhook-timestamp"])

@@ -32,6 +32,14 @@ def register(endpoints, tenant="a", **fields):
     return endpoint
 
 
+def register_in_turn(endpoints, clock, count):
+    ids = []
+    for _ in range(count):
+        ids.append(register(endpoints).id)
+        clock.advance(ms=1)
+    return ids
+
+
 def end(queue, job_id, result, tenant="a", **fields):
     queue.enqueue(Job(job_id, "generate.m", "{}", tenant=tenant, **fields))
     (claim,) = queue.claim("generate.m", "engine", limit=1)
@@ -59,10 +67,7 @@ def test_a_registered_endpoint_is_its_tenants_alone(endpoints):
 
 
 def test_endpoints_are_listed_newest_first_with_a_cursor(endpoints, clock):
-    ids = []
-    for _ in range(3):
-        ids.append(register(endpoints).id)
-        clock.advance(ms=1)
+    ids = register_in_turn(endpoints, clock, 3)
 
     first = endpoints.page("a", PageQuery(limit=2))
     rest = endpoints.page("a", PageQuery(limit=2, after=first.items[-1].id))
@@ -73,9 +78,8 @@ def test_endpoints_are_listed_newest_first_with_a_cursor(endpoints, clock):
     assert not rest.has_more
 
 
-def test_there_is_a_limit_to_endpoints(endpoints):
-    for _ in range(MAX_ENDPOINTS):
-        register(endpoints)
+def test_there_is_a_limit_to_endpoints(endpoints, clock):
+    register_in_turn(endpoints, clock, MAX_ENDPOINTS)
 
     with pytest.raises(RequestError) as caught:
         register(endpoints)

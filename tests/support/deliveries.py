@@ -98,6 +98,12 @@ class DeliveryBench:
         """Return the event id of a request whose signature is good now."""
         return verify(secret, received.headers, received.body, self.clock.now_ms() / 1000)
 
+    def deliver_over(self, delays_s: Iterable[float]) -> None:
+        """Let the schedule's delays pass one after the other and run what is due after each."""
+        for delay_s in delays_s:
+            self.clock.advance(ms=round(delay_s * 1_200) + 1)
+            self.deliver_due()
+
     def state(self, event_id: str) -> JobState:
         """Return where a delivery is."""
         record = self.queue.get(event_id, DEFAULT_TENANT)

@@ -20,10 +20,10 @@ from tests.support.receiver import (
     server_tls,
     speaks_no_http,
 )
-from workers.webhook_client import Attempt, AttemptResult, Event, WebhookClient
+from workers.webhook_client import Attempt, AttemptResult, OutgoingEvent, WebhookClient
 
 TIMEOUT_S = 0.6
-EVENT = Event("evt_1", b'{"id":"evt_1"}', (WebhookSecret(b"k" * 24),))
+EVENT = OutgoingEvent("evt_1", b'{"id":"evt_1"}', (WebhookSecret(b"k" * 24),))
 NOW_MS = 1_700_000_000_000
 
 

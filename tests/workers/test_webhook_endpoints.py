@@ -7,6 +7,7 @@ from queueing.job import DEFAULT_TENANT, JobError, JobState
 from queueing.pages import PageQuery
 from tests.support.deliveries import DeliveryBench
 from tests.support.receiver import answers, answers_in_turn, receiver
+from workers.webhooks import STANDARD_SCHEDULE_S
 
 TYPES = (EventType.JOB_COMPLETED,)
 
@@ -40,9 +41,7 @@ def test_an_address_that_is_never_allowed_disables_its_endpoint(redis_url):
         endpoint = bench.register(f"http://10.0.0.1:{server.port}/", *TYPES)
         bench.end_a_job()
 
-        for _ in range(4):
-            bench.deliver_due()
-            bench.clock.advance(ms=3_000_000)
+        bench.deliver_over(STANDARD_SCHEDULE_S[:4])
 
         assert server.arrivals.empty()
     assert bench.disabled_reason(endpoint) == "the receiver's address is not allowed"

@@ -5,6 +5,13 @@ def fill(lanes, *receivers):
     return [lanes.enter(receiver) for receiver in receivers]
 
 
+def let_hang(lanes, *receivers):
+    """Let each have a place and time out on it."""
+    for receiver in receivers:
+        lanes.enter(receiver)
+        lanes.leave(receiver, duration_s=15.0, hung=True)
+
+
 def test_one_receiver_gets_a_quarter_of_the_places():
     lanes = Lanes(slots=8)
 
@@ -26,12 +33,9 @@ def test_a_place_that_was_given_back_is_free_again():
 
 def test_receivers_that_hung_get_half_of_the_places_together():
     lanes = Lanes(slots=4)
-    hanging = ["a", "b", "c"]
-    for receiver in hanging:
-        lanes.enter(receiver)
-        lanes.leave(receiver, duration_s=15.0, hung=True)
+    let_hang(lanes, "a", "b", "c")
 
-    taken = fill(lanes, *hanging)
+    taken = fill(lanes, "a", "b", "c")
 
     assert taken[:2] == [None, None]
     assert isinstance(taken[2], Wait)
@@ -58,9 +62,7 @@ def test_a_single_place_is_open_to_everybody():
 
 def test_a_receiver_that_answers_again_is_no_longer_held_back():
     lanes = Lanes(slots=2)
-    fill(lanes, "a", "b")
-    lanes.leave("a", duration_s=15.0, hung=True)
-    lanes.leave("b", duration_s=15.0, hung=True)
+    let_hang(lanes, "a", "b")
     lanes.enter("a")
 
     lanes.leave("a", duration_s=0.1, hung=False)
@@ -85,11 +87,7 @@ def test_those_who_wait_come_back_one_after_the_other_and_not_all_at_once():
 
 def test_receivers_of_long_ago_are_forgotten():
     lanes = Lanes(slots=4)
-    lanes.enter("old")
-    lanes.leave("old", duration_s=15.0, hung=True)
-    for number in range(10_000):
-        lanes.enter(str(number))
-        lanes.leave(str(number), duration_s=15.0, hung=True)
+    let_hang(lanes, "old", *map(str, range(10_000)))
 
     taken = fill(lanes, "9998", "9999", "9997", "old")
 
