@@ -21,6 +21,7 @@ from api.openai.files import FileRoutes
 from api.queue_metrics import QueueScrape, QueueTotals
 from api.requests import ObjectId, observe_requests
 from api.submission import Submission
+from api.tenant import tenant_blueprint
 from api.waiters import Waiters
 from api.webhook_metrics import WebhookBacklog
 from api.webhooks import WebhookRoutes, webhook_secret_blueprint
@@ -33,6 +34,7 @@ from queueing.batch_store import BatchStore
 from queueing.deliveries import DeliveryLog
 from queueing.endpoints import EndpointStore
 from queueing.files import FileStore
+from queueing.job_list import JobList
 from queueing.queue import JobQueue, QueueLimits
 from queueing.served_model import ServedModels
 from queueing.store import connect
@@ -112,6 +114,7 @@ def create_api(settings: Settings) -> Api:
     app.register_blueprint(models_blueprint(cards))
     routes = JobRoutes(queue, submission, models, waiters, settings.max_wait_s)
     app.register_blueprint(routes.blueprint())
+    app.register_blueprint(tenant_blueprint(JobList(client, queue, prefix=settings.key_prefix)))
     app.register_blueprint(_file_routes(settings, client, drain).blueprint())
     app.register_blueprint(_batch_routes(settings, client, drain).blueprint())
     app.register_blueprint(_webhook_routes(settings, client, waiters).blueprint())

@@ -4,28 +4,25 @@ Owns the routes under /v1/jobs and what their headers and queries mean. What a b
 schemas.py; how a job comes into the queue in submission.py.
 """
 
-import hashlib
-import json
 import re
 from time import monotonic
-from typing import Any
 
-from flask import Blueprint, Response, g, jsonify, request, url_for
+from flask import Blueprint, Response, g, jsonify, url_for
 
 from api.auth import current_tenant
+from api.idempotency import read_idempotency
 from api.requests import read_object, read_query
 from api.schemas import JobBody, job_object, job_receipt, size_job
 from api.submission import JobOptions, Submission
 from api.waiters import Waiters
 from queueing.body import validate
 from queueing.errors import FailureCode, RequestError, StoreUnavailable
-from queueing.job import Idempotency, JobRecord, JobState, Priority
+from queueing.job import JobRecord, JobState, Priority
 from queueing.queue import JobQueue
 from queueing.served_model import ServedModels
 from queueing.tenants import Tenant
 
 _ENDPOINT = "jobs"
-_IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
 _LOOK_AGAIN_S = 0.5
 
@@ -142,19 +139,6 @@ class JobRoutes:
             message = f"wait: should be seconds, at most {self._max_wait_s:g}"
             raise RequestError(FailureCode.INVALID_REQUEST, message, "wait")
         return float(text)
-
-
-def read_idempotency(route: str, fields: dict[str, Any]) -> Idempotency | None:
-    """Return the request's Idempotency-Key with a digest of what was asked; None without one."""
-    key = request.headers.get("Idempotency-Key")
-    if key is None:
-        return None
-    if not _IDEMPOTENCY_KEY.fullmatch(key):
-        message = "Idempotency-Key: should be 1 to 255 visible ASCII characters"
-        raise RequestError(FailureCode.INVALID_REQUEST, message, "Idempotency-Key")
-    # Of the fields, not of the bytes: a client that repeats itself may order them anew.
-    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-    return Idempotency(route, key, hashlib.sha256(canonical.encode()).hexdigest())
 
 
 def _answer(record: JobRecord) -> Response:

@@ -253,8 +253,7 @@ def _creation(batch: NewBatch, idempotency: Idempotency | None) -> dict[str, Any
     if batch.output_ttl_s is not None:
         fields["output_ttl_ms"] = batch.output_ttl_s * 1000
     if idempotency is not None:
-        fields["idempotency_key"] = keys.idempotency_key(batch.tenant, idempotency)
-        fields["digest"] = idempotency.digest
+        fields |= keys.idempotency_fields(batch.tenant, idempotency)
     return fields
 
 

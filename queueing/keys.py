@@ -202,3 +202,15 @@ def idempotency_key(tenant: str, idempotency: Idempotency) -> str:
     """
     key = hashlib.sha256(idempotency.key.encode()).hexdigest()
     return IDEMPOTENCY.of("", tenant=tenant, route=idempotency.route, key=key)
+
+
+def idempotency_fields(tenant: str, idempotency: Idempotency) -> dict[str, str | int | bool]:
+    """Return an idempotency key as scripts read it; see answered_already in _shared.lua."""
+    fields: dict[str, str | int | bool] = {
+        "idempotency_key": idempotency_key(tenant, idempotency),
+        "digest": idempotency.digest,
+        "begins": idempotency.begins,
+    }
+    if idempotency.ttl_ms is not None:
+        fields["idempotency_ttl_ms"] = idempotency.ttl_ms
+    return fields

@@ -359,8 +359,7 @@ class JobQueue:
             fields["line"] = job.batch.line
             fields["custom_id"] = job.batch.custom_id
         if idempotency is not None:
-            fields["digest"] = idempotency.digest
-            fields["idempotency_key"] = keys.idempotency_key(job.tenant, idempotency)
+            fields |= keys.idempotency_fields(job.tenant, idempotency)
         return (*self._head(), json.dumps(fields), job.request)
 
     def _enqueued(self, job: Job, reply: list[str]) -> Enqueued:

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from api.auth import current_tenant
 from api.drain import Drain
-from api.jobs import read_idempotency
+from api.idempotency import read_idempotency
 from api.openai.lists import list_object, read_page_query
 from api.requests import read_object, read_query
 from queueing.batch import Batch, BatchStatus, NewBatch, Progress

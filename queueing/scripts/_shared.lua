@@ -37,6 +37,21 @@ local function list_ended(id, tenant, from, state)
   redis.call('PEXPIRE', jobs_key(tenant, state), LIMITS.record_ttl_ms)
 end
 
+-- What was asked before under an idempotency key: its id, and whether the body was the same. asked: idempotency_key?
+-- digest? begins? (an earlier request's key is taken over) idempotency_ttl_ms?
+local function answered_already(asked)
+  local known = asked.idempotency_key and not asked.begins and redis.call('GET', P .. asked.idempotency_key)
+  if not known then return end
+  local id, digest = string.match(known, '^(%S+) (%S+)$')
+  return id, digest == asked.digest
+end
+
+local function remember_answer(asked, id)
+  if not asked.idempotency_key then return end
+  local ttl_ms = asked.idempotency_ttl_ms or LIMITS.idempotency_ttl_ms
+  redis.call('SET', P .. asked.idempotency_key, id .. ' ' .. asked.digest, 'PX', int(ttl_ms))
+end
+
 local function push_token(bell)
   if redis.call('LLEN', bell) == 0 then redis.call('LPUSH', bell, '1') end
 end

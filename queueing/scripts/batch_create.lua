@@ -1,17 +1,12 @@
 -- Accept a batch and queue its tick, once per idempotency key. Not allow-oom: a full store admits nothing.
 -- ARGV[3] JSON: id tenant input_file endpoint completion_window window_ms window metadata? output_ttl_ms?
---   record_ttl_ms idempotency_key? digest?
+--   record_ttl_ms, and the fields of an idempotency key (see answered_already)
 -- ARGV[4] progress JSON
 -- Reply: {'created' | 'exists' | 'conflict' | 'full' | 'no_file' | 'wrong_purpose', id}
 local batch = cjson.decode(ARGV[3])
 
-if batch.idempotency_key then
-  local known = redis.call('GET', P .. batch.idempotency_key)
-  if known then
-    local id, digest = string.match(known, '^(%S+) (%S+)$')
-    return { digest == batch.digest and 'exists' or 'conflict', id }
-  end
-end
+local known_id, is_same = answered_already(batch)
+if known_id then return { is_same and 'exists' or 'conflict', known_id } end
 if redis.call('EXISTS', batch_key(batch.id)) == 1 then return { 'exists', batch.id } end
 local file = redis.call('HMGET', file_key(batch.input_file), 'tenant', 'purpose', 'expires_ms')
 if file[1] ~= batch.tenant or tonumber(file[3]) <= NOW then return { 'no_file', batch.id } end
@@ -32,7 +27,5 @@ if redis.call('PTTL', batches_key(batch.tenant)) < index_ttl_ms then
 end
 put_job(batch.id, 'batches', 'standard', batch.tenant, '', NOW + LIMITS.patience_ms.standard, NOW, nil,
   { 'cost', '1', 'max_losses', '0' })
-if batch.idempotency_key then
-  redis.call('SET', P .. batch.idempotency_key, batch.id .. ' ' .. batch.digest, 'PX', LIMITS.idempotency_ttl_ms)
-end
+remember_answer(batch, batch.id)
 return { 'created', batch.id }

@@ -1,19 +1,13 @@
 -- Accept a job, or say why not. Not allow-oom: a full store admits nothing.
 -- ARGV[3] JSON: id queue priority tenant cost patience_ms deadline_ms? (relative) not_before_ms (relative)
---   max_losses? weight? webhook? metadata? validate_ms idempotency_key? digest? batch? line? custom_id? batch_fence?
---   must_meet_deadline?
+--   max_losses? weight? webhook? metadata? validate_ms batch? line? custom_id? batch_fence? must_meet_deadline?
+--   and the fields of an idempotency key (see answered_already)
 -- ARGV[4] request payload
 -- Reply: {'created' | 'exists' | 'conflict' | 'full' | 'shed' | 'infeasible' | 'stale', id}
 local job = cjson.decode(ARGV[3])
 
-if job.idempotency_key then
-  local known = redis.call('GET', P .. job.idempotency_key)
-  if known then
-    local id, digest = string.match(known, '^(%S+) (%S+)$')
-    if digest ~= job.digest then return { 'conflict', id } end
-    return { 'exists', id }
-  end
-end
+local known_id, is_same = answered_already(job)
+if known_id then return { is_same and 'exists' or 'conflict', known_id } end
 if redis.call('EXISTS', job_key(job.id)) == 1 then return { 'exists', job.id } end
 if job.batch then
   if not holds(job.batch, job.batch_fence) then return { 'stale', job.id } end
@@ -82,7 +76,5 @@ add('custom_id', job.custom_id)
 put_job(job.id, job.queue, job.priority, job.tenant, ARGV[4], due_ms, NOW + job.not_before_ms, deadline_ms, fields)
 if is_listed(job.id, job.batch) then relist(job.id, job.tenant, nil, 'queued', int(NOW)) end
 if job.batch then redis.call('ZADD', batch_live_key(job.batch), int(job.line), job.id) end
-if job.idempotency_key then
-  redis.call('SET', P .. job.idempotency_key, job.id .. ' ' .. job.digest, 'PX', LIMITS.idempotency_ttl_ms)
-end
+remember_answer(job, job.id)
 return { 'created', job.id }
