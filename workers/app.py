@@ -31,7 +31,7 @@ from queueing.served_model import ServedModel, ServedModels, SizedRequest
 from queueing.store import connect
 from queueing.webhook_signature import WebhookSecret
 from queueing.webhook_url import UrlPolicy
-from workers.batches import BatchTicker
+from workers.batches import BatchTicker, TickLimits
 from workers.celery_config import consume_from, make_celery, worker_options
 from workers.drain import Drain
 from workers.file_sweep import FileSweep
@@ -93,7 +93,10 @@ def run_cpu_worker(settings: Settings, name: str | None = None) -> int:
     batches = BatchStore(client, limits, prefix=settings.key_prefix)
     file_sweep = FileSweep(files, batches, settings.data_dir)
     janitor = Janitor(jobs, [file_sweep.sweep_when_due])
-    ticker = BatchTicker(jobs, batches, files, settings.data_dir, _read_body(settings))
+    tick_limits = TickLimits(
+        max_lines=settings.max_batch_lines, max_line_bytes=settings.max_body_bytes
+    )
+    ticker = BatchTicker(jobs, batches, files, settings.data_dir, _read_body(settings), tick_limits)
     works: dict[str, Work] = {
         JANITOR_QUEUE: lambda lease, _request: janitor.run(lease),
         BATCH_QUEUE: lambda lease, _request: ticker.tick(lease),
