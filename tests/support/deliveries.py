@@ -104,6 +104,12 @@ class DeliveryBench:
             self.clock.advance(ms=round(delay_s * 1_200) + 1)
             self.deliver_due()
 
+    def deliver_for(self, seconds: int, step_s: int) -> None:
+        """Let time pass in steps and run what is due after each."""
+        for _ in range(seconds // step_s):
+            self.clock.advance(ms=step_s * 1000)
+            self.deliver_due()
+
     def state(self, event_id: str) -> JobState:
         """Return where a delivery is."""
         record = self.queue.get(event_id, DEFAULT_TENANT)

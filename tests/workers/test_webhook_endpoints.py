@@ -1,3 +1,5 @@
+import threading
+
 import pytest
 
 from queueing.deliveries import DeliveryRecord
@@ -112,6 +114,27 @@ def test_a_paused_endpoint_is_left_alone_and_no_attempt_is_lost(redis_url):
     records = bench.log.page(endpoint.id, PageQuery(limit=10)).items
     assert [record.state for record in records] == [JobState.COMPLETED] * 2
     assert sorted(len(record.attempts) for record in records) == [1, 2]
+
+
+def test_after_an_hour_of_outage_every_event_arrives_and_the_endpoint_is_still_enabled(redis_url):
+    down = threading.Event()
+    down.set()
+    with receiver(lambda exchange: answers(503 if down.is_set() else 200)(exchange)) as server:
+        bench = DeliveryBench(redis_url, [server.port])
+        endpoint = bench.register(server.url(), *TYPES)
+        events = {bench.end_a_job(name=str(number)) for number in range(30)}
+
+        bench.deliver_for(3_600, step_s=60)
+        num_attempts_while_down = server.arrivals.qsize()
+        down.clear()
+        bench.deliver_for(3 * 3_600, step_s=60)
+
+        arrived = server.take(server.arrivals.qsize())
+    assert num_attempts_while_down < 30
+    assert {received.headers["webhook-id"] for received in arrived} == events
+    page = bench.log.page(endpoint.id, PageQuery(limit=100), [JobState.COMPLETED])
+    assert len(page.items) == 30
+    assert bench.disabled_reason(endpoint) is None
 
 
 def test_a_test_event_is_tried_once_even_when_the_endpoint_is_disabled(redis_url):
