@@ -13,7 +13,7 @@ from api.drain import Drain, DrainingError
 from api.limits import RateLimited, TenantRates
 from ops.logs import Event
 from ops.metrics import HttpMetrics, JobMetrics
-from queueing.errors import FailureCode, QueueFull, QueueShed, RequestError, StoreUnavailable
+from queueing.errors import QueueFull, QueueShed, StoreUnavailable
 from queueing.job import Enqueued, Idempotency, Job, Priority, generate_queue, new_id
 from queueing.queue import JobQueue
 from queueing.served_model import SizedRequest
@@ -28,11 +28,13 @@ log = structlog.stdlib.get_logger(__name__)
 class JobOptions:
     """What a request asks for around its prompt. `endpoint` names the surface in the metrics.
 
-    `validate_ms` is what reading and checking the request took.
+    `validate_ms` is what reading and checking the request took. `job_id` is for surfaces that name
+    the job before it is queued.
     """
 
     endpoint: str
     priority: Priority
+    job_id: str | None = None
     deadline_s: float | None = None
     must_meet_deadline: bool = False
     webhook_url: str | None = None
@@ -65,7 +67,8 @@ class Submission:
 
         Raises RequestError, RateLimited, QueueFull, StoreUnavailable and DrainingError.
         """
-        _check_rights(tenant, sized.request.model, options.priority)
+        tenant.check_model(sized.request.model)
+        tenant.check_priority(options.priority)
         if options.webhook_url is not None:
             check_webhook_url(options.webhook_url, self._url_policy)
         job = _job_of(tenant, sized, options)
@@ -106,17 +109,9 @@ class Submission:
         self._http.admission_rejections.labels(reason=reason, priority=priority.value).inc()
 
 
-def _check_rights(tenant: Tenant, model: str, priority: Priority) -> None:
-    if not tenant.may_use(model):
-        raise RequestError(FailureCode.MODEL_NOT_FOUND, "no such model is served", "model")
-    if priority not in tenant.priorities:
-        message = f"this key does not allow the priority {priority}"
-        raise RequestError(FailureCode.PRIORITY_NOT_ALLOWED, message, "priority")
-
-
 def _job_of(tenant: Tenant, sized: SizedRequest, options: JobOptions) -> Job:
     return Job(
-        id=new_id("job_"),
+        id=options.job_id or new_id("job_"),
         queue=generate_queue(sized.request.model),
         request=encode_request(sized.request),
         tenant=tenant.name,

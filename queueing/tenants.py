@@ -58,6 +58,17 @@ class Tenant:
         """Tell whether it may have jobs of this model."""
         return self.models is None or model in self.models
 
+    def check_priority(self, priority: Priority) -> None:
+        """Raise RequestError unless it may have jobs of this priority."""
+        if priority not in self.priorities:
+            message = f"this key does not allow the priority {priority}"
+            raise RequestError(FailureCode.PRIORITY_NOT_ALLOWED, message, "priority")
+
+    def check_model(self, model: str) -> None:
+        """Raise RequestError, as for a model that is not served, unless it may use this one."""
+        if not self.may_use(model):
+            raise RequestError(FailureCode.MODEL_NOT_FOUND, "no such model is served", "model")
+
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:

@@ -29,9 +29,10 @@ from queueing.openai_chat import parse_chat_body, size_chat
 from queueing.queue import JobQueue, QueueLimits
 from queueing.served_model import ServedModel, ServedModels, SizedRequest
 from queueing.store import connect
+from queueing.tenants import Tenant, TenantStore
 from queueing.webhook_signature import WebhookSecret
 from queueing.webhook_url import UrlPolicy
-from workers.batches import BatchTicker, TickLimits
+from workers.batches import BatchTicker, ReadBody, TickLimits
 from workers.celery_config import consume_from, make_celery, worker_options
 from workers.drain import Drain
 from workers.file_sweep import FileSweep
@@ -96,7 +97,8 @@ def run_cpu_worker(settings: Settings, name: str | None = None) -> int:
     tick_limits = TickLimits(
         max_lines=settings.max_batch_lines, max_line_bytes=settings.max_body_bytes
     )
-    ticker = BatchTicker(jobs, batches, files, settings.data_dir, _read_body(settings), tick_limits)
+    read_body = _body_reader(settings, TenantStore(client, prefix=settings.key_prefix))
+    ticker = BatchTicker(jobs, batches, files, settings.data_dir, read_body, tick_limits)
     works: dict[str, Work] = {
         JANITOR_QUEUE: lambda lease, _request: janitor.run(lease),
         BATCH_QUEUE: lambda lease, _request: ticker.tick(lease),
@@ -137,11 +139,16 @@ def _deliverer(
     return WebhookDeliverer(jobs, http, receivers, metrics, RetrySchedule())
 
 
-def _read_body(settings: Settings) -> Callable[[dict[str, Any]], SizedRequest]:
+def _body_reader(settings: Settings, tenants: TenantStore) -> ReadBody:
     models = ServedModels(
         _served_model(folder, settings.default_max_tokens) for folder in settings.models
     )
-    return lambda body: size_chat(parse_chat_body(body), models)
+
+    def read(name: str, body: dict[str, Any]) -> SizedRequest:
+        tenant = tenants.get(name) or Tenant(name)
+        return size_chat(parse_chat_body(body), models.among(tenant.models))
+
+    return read
 
 
 def _served_model(folder: Path, default_max_tokens: int) -> ServedModel:

@@ -55,8 +55,8 @@ from queueing.job import (
 from queueing.queue import JobQueue
 from queueing.served_model import SizedRequest
 
-# Reads the body of a line; raises RequestError for what the API would refuse too.
-ReadBody = Callable[[dict[str, Any]], SizedRequest]
+# Reads the body of a tenant's line; raises RequestError for what the API would refuse too.
+ReadBody = Callable[[str, dict[str, Any]], SizedRequest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ class BatchTicker:
             if line.is_sent:
                 continue
             try:
-                sized = self._read_body(line.body)
+                sized = self._read_body(run.batch.tenant, line.body)
             except RequestError as error:
                 refusal = JobError(error.code, error.message, error.param)
                 chunk.refused.append(line_of_error(line.id, refusal))

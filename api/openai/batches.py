@@ -26,7 +26,7 @@ from queueing.body import StrictModel, validate
 from queueing.errors import FailureCode, RequestError
 from queueing.fields import Metadata
 from queueing.files import MONTH_S
-from queueing.job import new_id
+from queueing.job import Priority, new_id
 
 _FILE_ID = re.compile(r"file-[0-9A-Za-z]{22}")
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([smhd])")
@@ -75,6 +75,8 @@ class BatchRoutes:
         """Accept a batch; its input is validated afterwards."""
         read_query()
         self._drain.refuse_new_work()
+        # The priority of a batch's lines.
+        current_tenant().check_priority(Priority.BULK)
         fields = read_object()
         body = validate(BatchBody, fields)
         if not _FILE_ID.fullmatch(body.input_file_id):

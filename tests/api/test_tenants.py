@@ -63,6 +63,19 @@ def test_a_model_that_is_not_allowed_is_as_one_that_is_not_served(client_of):
     assert client.get("/v1/models/tiny").status_code == 404
 
 
+def test_a_batch_needs_the_right_to_bulk_work(client_of):
+    client = client_of(Tenant("live-only", priorities=frozenset({Priority.REALTIME})))
+    body = {
+        "input_file_id": "file-" + "0" * 22,
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+    }
+
+    answer = client.post("/v1/batches", json=body)
+
+    assert (answer.status_code, answer.json["error"]["code"]) == (403, "priority_not_allowed")
+
+
 def test_a_tier_sets_the_weight_its_jobs_are_served_with(client_of, api):
     client = client_of(Tenant("payer", tier=Tier.PREMIUM))
 

@@ -130,7 +130,7 @@ def stack(server, redis_url, model_dir, data_dir) -> Iterator[Stack]:
         BatchStore(connection),
         FileStore(connection, data_dir),
         data_dir,
-        lambda body: size_chat(parse_chat_body(body), models),
+        lambda _tenant, body: size_chat(parse_chat_body(body), models),
     )
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=API_KEY, max_retries=0) as client:
         yield Stack(client, queue, ticker, redis_url)

@@ -53,7 +53,7 @@ class WordEncoder:
         return self.encode(" ".join(message["content"] for message in messages))
 
 
-def read_body(body: dict[str, Any]) -> SizedRequest:
+def read_body(_tenant: str, body: dict[str, Any]) -> SizedRequest:
     model = ServedModel(MODEL, CONTEXT, default_max_tokens=16, encoder=WordEncoder())
     return size_chat(parse_chat_body(body), ServedModels([model]))
 
