@@ -6,6 +6,7 @@ from queueing.deliveries import AttemptEnd, AttemptNote, DeliveryLog, Verdict
 from queueing.endpoints import MAX_ENDPOINTS, EventType
 from queueing.job import WEBHOOK_QUEUE, Job, JobResult, JobState, Outcome
 from queueing.store import connect
+from queueing.tenants import Tenant, TenantStore
 from queueing.webhook_signature import WebhookSecret
 from tests.api.conftest import API_KEY
 
@@ -22,6 +23,18 @@ UNKNOWN_DELIVERY = "dlv_" + "0" * 22
 @pytest.fixture
 def endpoint(client):
     return client.post(ENDPOINTS, json=FORM).json
+
+
+@pytest.fixture
+def other_client(api, redis_url):
+    """Return a client that carries another tenant's key."""
+    with connect(redis_url) as connection:
+        tenants = TenantStore(connection)
+        tenants.put(Tenant("other"))
+        _, key = tenants.create_key("other", "test")
+    other = api.app.test_client()
+    other.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {key}"
+    return other
 
 
 @pytest.fixture
@@ -199,6 +212,30 @@ def test_an_unknown_endpoint_is_not_found(client, method, path):
     response = client.open(f"{ENDPOINTS}/{path}", method=method, json=body)
 
     assert error_of(response) == (404, "not_found", None)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", ""),
+        ("POST", ""),
+        ("DELETE", ""),
+        ("POST", "/rotate_secret"),
+        ("POST", "/test"),
+        ("GET", "/deliveries"),
+        ("GET", "/deliveries/{delivery}"),
+        ("POST", "/deliveries/{delivery}/replay"),
+        ("POST", "/replay_failed"),
+    ],
+)
+def test_another_tenants_endpoint_looks_like_none(other_client, endpoint, failed, method, path):
+    path = endpoint["id"] + path.format(delivery=failed)
+    body = {"event_type": "job.dead"} if path.endswith("/test") else {}
+
+    response = other_client.open(f"{ENDPOINTS}/{path}", method=method, json=body)
+
+    assert error_of(response) == (404, "not_found", None)
+    assert other_client.get(ENDPOINTS).json["data"] == []
 
 
 def test_a_cursor_that_is_not_mine_is_not_found(client):
