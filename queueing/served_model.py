@@ -15,6 +15,11 @@ from queueing.wire import GenerateRequest
 class TextEncoder(Protocol):
     """Turns text into token ids; ValueError when a model's template refuses the messages."""
 
+    @property
+    def vocab_size(self) -> int:
+        """Count the token ids there are."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Encode a plain prompt."""
         ...
@@ -53,13 +58,13 @@ class ServedModel:
             raise RequestError(FailureCode.INVALID_REQUEST, "the prompt has no tokens", "prompt")
         return num_tokens
 
-    def count_chat(self, messages: tuple[dict[str, str], ...]) -> int:
+    def count_chat(self, messages: tuple[dict[str, str], ...], param: str = "messages") -> int:
         """Count a chat's tokens; raises RequestError when the model's template refuses it."""
         try:
             return len(self.encoder.encode_chat(list(messages)))
         except ValueError as error:
             reason = "the model's chat template does not take these messages"
-            raise RequestError(FailureCode.INVALID_REQUEST, reason, "messages") from error
+            raise RequestError(FailureCode.INVALID_REQUEST, reason, param) from error
 
     def grant(self, num_prompt_tokens: int, asked_max_tokens: int | None) -> int:
         """Return a request's max_tokens: what was asked, or the default cut to what is left.

@@ -16,14 +16,16 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """What a prompt job asks for.
+    """What a prompt job asks for: one of `prompt`, `prompt_ids` and `messages`, and how to answer.
 
-    Exactly one of `prompt` and `messages` is set. temperature 0 is greedy.
+    Temperature 0 is greedy. `stream` asks for the text as it comes. `user` is whom the caller
+    serves; `extra` is what a surface needs again when it tells of the job.
     """
 
     model: str
     max_tokens: int
     prompt: str | None = None
+    prompt_ids: tuple[int, ...] | None = None
     messages: tuple[dict[str, str], ...] | None = None
     temperature: float = 0.0
     top_k: int = 0
@@ -32,6 +34,8 @@ class GenerateRequest:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    stream: bool = False
+    user: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -49,8 +53,9 @@ def decode_request(payload: str) -> GenerateRequest:
     fields = _versioned(payload)
     for name in ("stop", "stop_token_ids"):
         fields[name] = tuple(fields[name])
-    if fields["messages"] is not None:
-        fields["messages"] = tuple(fields["messages"])
+    for name in ("messages", "prompt_ids"):
+        if fields[name] is not None:
+            fields[name] = tuple(fields[name])
     return GenerateRequest(**fields)
 
 

@@ -23,6 +23,7 @@ from queueing.queue import JobQueue
 from workers.observer import EngineObserver
 from workers.running import RunningJob
 from workers.serving import Event, Late, Refused, Stepped
+from workers.stream_writer import StreamWriter
 
 _RETRY_S = 0.5
 _MAX_BATCH = 256
@@ -49,6 +50,7 @@ class Delivery:
     def __init__(
         self,
         jobs: JobQueue,
+        streams: StreamWriter,
         events: "queue.SimpleQueue[Event]",
         observer: EngineObserver,
         *,
@@ -57,6 +59,7 @@ class Delivery:
     ) -> None:
         """Take how to drop a sequence from the engine, and how to stop holding a lease."""
         self._jobs = jobs
+        self._streams = streams
         self._events = events
         self._observer = observer
         self._abort = abort
@@ -87,13 +90,14 @@ class Delivery:
         self._lost.put(tag)
 
     def turn(self, wait_s: float = 0.1) -> None:
-        """Wait for events, apply them all, and write the results that are ready."""
+        """Wait for events, apply them all, and write the text and the results that are ready."""
         with suppress(queue.Empty):
             self._apply(self._events.get(timeout=wait_s))
         while not self._events.empty():
             self._apply(self._events.get())
         while not self._lost.empty():
             self._drop(self._lost.get())
+        self._streams.flush()
         self._flush()
 
     def _apply(self, event: Event) -> None:
@@ -120,6 +124,8 @@ class Delivery:
             if job.take(token.token_id):
                 self._abort(job.tag)
                 self._complete(job, job.stopped())
+            else:
+                self._streams.note(job)
         for completion in output.finished:
             job = self._running.get(completion.sequence_id)
             if job is not None:
@@ -129,12 +135,14 @@ class Delivery:
 
     def _complete(self, job: RunningJob, result: JobResult) -> None:
         del self._running[job.tag]
+        self._streams.forget(job.tag)
         self._pending.append(Outcome(job.claim.lease, result))
         self._observer.generated(job, result)
 
     def _end(self, tag: str, state: JobState, code: FailureCode, message: str) -> None:
         job = self._running.pop(tag, None)
         if job is not None:
+            self._streams.forget(tag)
             result = job.failed(state, code, message)
             self._observer.generated(job, result)
             if state is JobState.EXPIRED:
@@ -143,6 +151,7 @@ class Delivery:
 
     def _drop(self, tag: str) -> None:
         self._abort(tag)
+        self._streams.forget(tag)
         if self._running.pop(tag, None) is not None:
             self._on_ended([Ended(tag, None, None)])
 

@@ -20,6 +20,7 @@ from queueing.failpoints import Failpoints
 from queueing.job import GENERATE_TASK, generate_queue
 from queueing.queue import JobQueue, QueueLimits
 from queueing.store import connect
+from queueing.token_stream import TokenStreams
 from workers.celery_config import configure_celery, consume_from, worker_options
 from workers.delivery import Delivery
 from workers.drain import Drain
@@ -28,6 +29,7 @@ from workers.leases import LeaseRenewer
 from workers.observer import EngineObserver
 from workers.pool import EngineParts, EnginePool
 from workers.serving import Event, ServingLoop, SteppingEngine
+from workers.stream_writer import StreamWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,9 @@ class EngineApp(Celery):
 def serve(model: LoadedModel, settings: Settings, name: str | None = None) -> int:
     """Serve a model until a signal; return the exit status."""
     worker = f"{name or 'engine'}@{socket.gethostname()}"
+    client = connect(settings.redis_url)
     jobs = JobQueue(
-        connect(settings.redis_url),
+        client,
         QueueLimits(**settings.queue_limits()),
         prefix=settings.key_prefix,
         failpoints=Failpoints(settings.failpoint),
@@ -66,7 +69,8 @@ def serve(model: LoadedModel, settings: Settings, name: str | None = None) -> in
     configure_celery(app, settings.redis_url, intake)
     consume_from(app, [generate_queue(model.name)])
     app.task(name=GENERATE_TASK)(_generate)
-    app.engine_parts = _parts(settings, model, intake, observer)
+    streams = TokenStreams(client, prefix=settings.key_prefix)
+    app.engine_parts = _parts(settings, model, intake, streams, observer)
     Drain(intake, settings.grace_s).install()
     if settings.metrics_port:
         start_http_server(settings.metrics_port, "127.0.0.1", registry)
@@ -78,12 +82,21 @@ def serve(model: LoadedModel, settings: Settings, name: str | None = None) -> in
 
 
 def _parts(
-    settings: Settings, model: LoadedModel, intake: Intake, observer: EngineObserver
+    settings: Settings,
+    model: LoadedModel,
+    intake: Intake,
+    streams: TokenStreams,
+    observer: EngineObserver,
 ) -> EngineParts:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     serving = ServingLoop(model.engine, events, coalesce_s=settings.coalesce_ms / 1000)
     delivery = Delivery(
-        intake.queue, events, observer, abort=serving.abort, on_finished=intake.forget
+        intake.queue,
+        StreamWriter(streams),
+        events,
+        observer,
+        abort=serving.abort,
+        on_finished=intake.forget,
     )
     renewer = LeaseRenewer(
         intake,

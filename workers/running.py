@@ -6,6 +6,7 @@ its sequence and its deadline. Must not know Redis or Celery.
 
 import time
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from engine.errors import ChatTemplateError, SamplingError
 from engine.sequence import FinishReason, SamplingParams, Sequence
@@ -13,6 +14,7 @@ from engine.stop_strings import StopMatcher
 from engine.tokenizer import Detokenizer, Tokenizer
 from queueing.errors import FailureCode, RequestError
 from queueing.job import Choice, Claim, JobResult, JobState, Usage
+from queueing.token_stream import Piece
 from queueing.wire import GenerateRequest, decode_request
 
 
@@ -63,6 +65,8 @@ class RunningJob:
     text: list[str] = field(default_factory=list)
     num_tokens: int = 0
     num_cached: int = 0
+    fresh: list[str] = field(default_factory=list)
+    num_told: int = 0
 
     @property
     def tag(self) -> str:
@@ -77,9 +81,20 @@ class RunningJob:
         self.num_tokens += 1
         match = self.stops.feed(self.detokenizer.feed(token_id))
         self.text.append(match.text)
+        if self.request.stream and match.text:
+            self.fresh.append(match.text)
         self.clock.last_token = time.monotonic()
         self.clock.detokenise_s += self.clock.last_token - started
         return match.is_stopped
+
+    def untold(self) -> Piece | None:
+        """Return the text that came since it was last told; None when there is none."""
+        return Piece(0, self.num_told, "".join(self.fresh)) if self.fresh else None
+
+    def note_told(self, piece: Piece) -> None:
+        """Note that a piece was told; nothing may have come since it was made."""
+        self.fresh.clear()
+        self.num_told += len(piece.text)
 
     def completed(self, reason: FinishReason, num_output_tokens: int) -> JobResult:
         """Make the result of a job whose text is whole.
@@ -128,9 +143,11 @@ def prepare(claim: Claim, tokenizer: Tokenizer) -> RunningJob:
     try:
         if request.messages is not None:
             prompt_ids = tokenizer.encode_chat(list(request.messages))
+        elif request.prompt_ids is not None:
+            prompt_ids = list(request.prompt_ids)
         else:
             prompt_ids = tokenizer.encode(request.prompt or "")
-        sampling = _sampling(request)
+        sampling = _sampling(request, claim.lease.job_id)
     except SamplingError as error:
         raise RequestError(FailureCode.INVALID_REQUEST, str(error)) from error
     except ChatTemplateError as error:
@@ -155,13 +172,20 @@ def prepare(claim: Claim, tokenizer: Tokenizer) -> RunningJob:
     )
 
 
-def _sampling(request: GenerateRequest) -> SamplingParams:
+def _sampling(request: GenerateRequest, job_id: str) -> SamplingParams:
+    """Read how to sample.
+
+    A streamed job without a seed gets one from its id: after a crash the next run says the same.
+    """
+    seed = request.seed
+    if seed is None and request.stream and request.temperature > 0:
+        seed = int.from_bytes(blake2b(job_id.encode(), digest_size=7).digest())
     return SamplingParams(
         max_tokens=request.max_tokens,
         temperature=request.temperature,
         top_k=request.top_k,
         top_p=request.top_p,
-        seed=request.seed,
+        seed=seed,
         stop_token_ids=frozenset(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
     )

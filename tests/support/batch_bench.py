@@ -46,6 +46,8 @@ class WordEncoder:
 
     vocab_size = 1_000
 
+    vocab_size = 1_000
+
     def encode(self, text: str) -> list[int]:
         return list(range(len(text.split())))
 
