@@ -16,8 +16,12 @@ from api.health import OPEN_ENDPOINTS, StoreProbe, health_blueprint
 from api.jobs import JobRoutes
 from api.limits import TenantRates, tell_allowances
 from api.models import load_model_card, models_blueprint
+from api.openai.answers import Answers
 from api.openai.batches import BatchRoutes
+from api.openai.chat import ChatRoutes
+from api.openai.completions import CompletionRoutes
 from api.openai.files import FileRoutes
+from api.openai.responses import ResponseRoutes
 from api.queue_metrics import QueueScrape, QueueTotals
 from api.requests import ObjectId, observe_requests
 from api.submission import Submission
@@ -39,6 +43,7 @@ from queueing.queue import JobQueue, QueueLimits
 from queueing.served_model import ServedModels
 from queueing.store import connect
 from queueing.tenants import TenantStore
+from queueing.token_stream import TokenStreams
 from queueing.webhook_signature import WebhookSecret
 from queueing.webhook_url import UrlPolicy
 
@@ -96,7 +101,8 @@ def create_api(settings: Settings) -> Api:
     cards = [load_model_card(folder, settings.default_max_tokens) for folder in settings.models]
     models = ServedModels(card.served for card in cards)
     drain = Drain()
-    waiters = Waiters(client, keys.ENDED.of(settings.key_prefix), settings.api_max_waiters)
+    channels = [key.of(settings.key_prefix) for key in (keys.ENDED, keys.STREAMED)]
+    waiters = Waiters(client, channels, settings.api_max_waiters)
     tenants = TenantStore(client, prefix=settings.key_prefix)
     rates = TenantRates(Admission(client, prefix=settings.key_prefix))
     submission = Submission(queue, rates, _url_policy(settings), drain, http, jobs)
@@ -115,6 +121,11 @@ def create_api(settings: Settings) -> Api:
     routes = JobRoutes(queue, submission, models, waiters, settings.max_wait_s)
     app.register_blueprint(routes.blueprint())
     app.register_blueprint(tenant_blueprint(JobList(client, queue, prefix=settings.key_prefix)))
+    streams = TokenStreams(client, prefix=settings.key_prefix)
+    answers = Answers(queue, streams, submission, waiters, settings.answer_limit_s)
+    app.register_blueprint(ChatRoutes(answers, models).blueprint())
+    app.register_blueprint(CompletionRoutes(answers, models).blueprint())
+    app.register_blueprint(ResponseRoutes(answers, queue, models).blueprint())
     app.register_blueprint(_file_routes(settings, client, drain).blueprint())
     app.register_blueprint(_batch_routes(settings, client, drain).blueprint())
     app.register_blueprint(_webhook_routes(settings, client, waiters).blueprint())

@@ -7,11 +7,15 @@ that a caller wrote is quoted, and nothing of the inside is told: what was not f
 and answered with a bare 500.
 """
 
+from typing import Any
+
 from flask import Flask, Response, g, jsonify
 from werkzeug.exceptions import HTTPException
 
+from api.caller import CallerLeft
 from api.drain import DrainingError
 from api.limits import RateLimited
+from api.waiters import TooManyWaiters
 from ops.metrics import StoreMetrics
 from queueing.errors import (
     FailureCode,
@@ -23,6 +27,9 @@ from queueing.errors import (
 )
 
 _RETRY_AFTER_S = 5
+_FULL_RETRY_S = 1
+# nginx's status for a caller that closed the connection; nobody receives it but the log.
+_CALLER_LEFT = 499
 
 _STATUS = {
     FailureCode.INVALID_API_KEY: 401,
@@ -31,6 +38,7 @@ _STATUS = {
     FailureCode.MODEL_NOT_FOUND: 404,
     FailureCode.NOT_FOUND: 404,
     FailureCode.METHOD_NOT_ALLOWED: 405,
+    FailureCode.CANCELLED: 409,
     FailureCode.CONFLICT: 409,
     FailureCode.IDEMPOTENCY_CONFLICT: 409,
     FailureCode.FILE_TOO_LARGE: 413,
@@ -39,10 +47,14 @@ _STATUS = {
     FailureCode.OVERLOADED: 429,
     FailureCode.QUOTA_EXCEEDED: 429,
     FailureCode.RATE_LIMIT_EXCEEDED: 429,
+    FailureCode.ENGINE_ERROR: 500,
     FailureCode.INTERNAL_ERROR: 500,
+    FailureCode.OUT_OF_MEMORY: 500,
+    FailureCode.WORKER_LOST: 500,
     FailureCode.DRAINING: 503,
     FailureCode.QUEUE_FULL: 503,
     FailureCode.STORE_UNAVAILABLE: 503,
+    FailureCode.DEADLINE_EXCEEDED: 504,
     FailureCode.INSUFFICIENT_STORAGE: 507,
 }
 _BAD_REQUEST = 400
@@ -74,6 +86,8 @@ def register_error_handlers(app: Flask, store: StoreMetrics) -> None:
     app.register_error_handler(RateLimited, _rate_limited)
     app.register_error_handler(QueueFull, _queue_full)
     app.register_error_handler(QueueShed, _queue_shed)
+    app.register_error_handler(TooManyWaiters, _too_many_waiters)
+    app.register_error_handler(CallerLeft, _caller_left)
     app.register_error_handler(DrainingError, _draining)
     app.register_error_handler(StorageFull, _storage_full)
     app.register_error_handler(HTTPException, _http_exception)
@@ -82,14 +96,19 @@ def register_error_handlers(app: Flask, store: StoreMetrics) -> None:
 def refusal(code: FailureCode, message: str, param: str | None = None) -> Response:
     """Return the answer to a request that is refused."""
     status = _STATUS.get(code, _BAD_REQUEST)
-    error = {"message": message, "type": _type_of(status), "param": param, "code": code.value}
-    response = jsonify(error=error, request_id=g.get("request_id"))
+    response = jsonify(error=error_object(code, message, param), request_id=g.get("request_id"))
     response.status_code = status
     if status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     if status == 409:
         response.headers["x-should-retry"] = "false"
     return response
+
+
+def error_object(code: FailureCode, message: str, param: str | None = None) -> dict[str, Any]:
+    """Return what an answer, or an event of a stream, says of a failure."""
+    status = _STATUS.get(code, _BAD_REQUEST)
+    return {"message": message, "type": _type_of(status), "param": param, "code": code.value}
 
 
 def _try_later(code: FailureCode, message: str, retry_after_s: int) -> Response:
@@ -124,6 +143,15 @@ def _queue_full(error: QueueFull) -> Response:
 def _queue_shed(error: QueueShed) -> Response:
     message = "the queue takes only more urgent work at present"
     return _try_later(FailureCode.OVERLOADED, message, error.retry_after_s)
+
+
+def _too_many_waiters(_: TooManyWaiters) -> Response:
+    message = "too many requests wait for their answers already"
+    return _try_later(FailureCode.OVERLOADED, message, _FULL_RETRY_S)
+
+
+def _caller_left(_: CallerLeft) -> Response:
+    return Response(status=_CALLER_LEFT)
 
 
 def _draining(_: DrainingError) -> Response:

@@ -8,14 +8,20 @@ threads stay free for submits.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Lock, Thread
 
 import redis
 
+from queueing.errors import PromptmillError
+
 _LOOK_S = 0.5
 _RECONNECT_S = 0.25
+
+
+class TooManyWaiters(PromptmillError):
+    """As many requests block as may: this one is turned away."""
 
 
 class Waiter:
@@ -38,9 +44,10 @@ class Waiter:
 class Waiters:
     """All waiters of this process; the listener begins with the first one and ends at close."""
 
-    def __init__(self, client: "redis.Redis", channel: str, max_waiters: int) -> None:
+    def __init__(self, client: "redis.Redis", channels: Sequence[str], max_waiters: int) -> None:
+        """Take the channels that say which jobs there is news of."""
         self._client = client
-        self._channel = channel
+        self._channels = tuple(channels)
         self._max_waiters = max_waiters
         self._lock = Lock()
         self._waiters: defaultdict[str, list[Waiter]] = defaultdict(list)
@@ -105,20 +112,21 @@ class Waiters:
     def _hear(self) -> None:
         """Subscribe and wake whom it concerns until closed; raises when the connection is lost."""
         with self._client.pubsub() as subscription:  # type: ignore[no-untyped-call]
-            subscription.subscribe(self._channel)
+            subscription.subscribe(*self._channels)
             while not self._closed.is_set():
                 message = subscription.get_message(timeout=_LOOK_S)
                 if message is None:
                     continue
-                if message["type"] == "subscribe":
+                if message["type"] == "subscribe" and message["channel"] == self._channels[-1]:
                     self._wake_all()
                 elif message["type"] == "message":
-                    self._wake(message["data"])
+                    self._wake(message["data"].split())
 
-    def _wake(self, job_id: str) -> None:
+    def _wake(self, job_ids: list[str]) -> None:
         with self._lock:
-            for waiter in self._waiters.get(job_id, ()):
-                waiter.wake()
+            for job_id in job_ids:
+                for waiter in self._waiters.get(job_id, ()):
+                    waiter.wake()
 
     def _wake_all(self) -> None:
         with self._lock:

@@ -35,11 +35,11 @@ class Settings(BaseSettings):
     api_port: int = Field(
         default=8100, ge=0, le=65535, description="Port of the API; 0 picks a free one."
     )
-    api_threads: int = Field(default=16, ge=2, description="Request threads of one API process.")
+    api_threads: int = Field(default=64, ge=2, description="Request threads of one API process.")
     api_max_waiters: int = Field(
-        default=8,
+        default=48,
         ge=1,
-        description="Requests that may block in ?wait= at once; other threads stay free.",
+        description="Requests that may wait for an answer at once; other threads stay free.",
     )
     api_key: SecretStr | None = Field(
         default=None, description="The one API key; `up` and `demo` make one if unset."
@@ -51,6 +51,11 @@ class Settings(BaseSettings):
     max_file_bytes: int = Field(default=209_715_200, ge=1024, description="Largest uploaded file.")
     default_max_tokens: int = Field(
         default=256, ge=1, description="max_tokens of a job that names none."
+    )
+    answer_limit_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="How long a chat, completion or response may take whose caller waits for it.",
     )
     max_wait_s: float = Field(default=60.0, gt=0, description="Largest ?wait= in seconds.")
 

@@ -1,8 +1,7 @@
 """OpenAI's chat completions, to and from the queue's records; for the route and for batch lines.
 
 Owns which parameters of such a body are served, which are refused by name, and the shape of the
-answer. Knows nothing of HTTP. Nothing a caller asks for is ignored: a parameter that is not served
-is accepted only with the value that means the same as leaving it out.
+answer. Knows nothing of HTTP.
 
 Messages become the two-field form that chat templates read: `developer` is OpenAI's newer word for
 `system`, and the text parts of one message are joined by line ends.
@@ -13,13 +12,21 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from queueing.body import TAG, StrictModel, validate
-from queueing.errors import FailureCode, RequestError
-from queueing.fields import MaxTokens, Metadata, Seed, Stop, Temperature, TopP
-from queueing.job import Choice, JobResult, Usage
+from queueing.fields import MaxTokens, Metadata
+from queueing.job import Choice, JobResult
+from queueing.openai_answer import openai_id, openai_usage
+from queueing.openai_sampling import (
+    SamplingBody,
+    ServiceTier,
+    StreamOptions,
+    check_stream_options,
+    sampling_fields,
+    without_unserved,
+)
 from queueing.served_model import ServedModels, SizedRequest
 from queueing.wire import GenerateRequest
 
-# Parameters of OpenAI's that are not served, and the values beside null that ask for nothing.
+# Parameters that are not served, and the values beside null that ask for nothing.
 _UNSERVED: dict[str, tuple[Any, ...]] = {  # values of JSON
     "audio": (),
     "frequency_penalty": (0,),
@@ -30,7 +37,7 @@ _UNSERVED: dict[str, tuple[Any, ...]] = {  # values of JSON
     "modalities": (["text"],),
     "moderation": (),
     "n": (1,),
-    "parallel_tool_calls": (),
+    "parallel_tool_calls": (True, False),
     "prediction": (),
     "presence_penalty": (0,),
     "prompt_cache_key": (),
@@ -39,14 +46,14 @@ _UNSERVED: dict[str, tuple[Any, ...]] = {  # values of JSON
     "response_format": ({"type": "text"},),
     "safety_identifier": (),
     "store": (False,),
-    "stream": (False,),
-    "stream_options": (),
-    "tool_choice": ("none",),
+    "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
     "verbosity": (),
     "web_search_options": (),
 }
+# A line of a batch is not streamed.
+_UNSERVED_OF_LINES = _UNSERVED | {"stream": (False,), "stream_options": ()}
 _UNSERVED_OF_MESSAGES: dict[str, tuple[Any, ...]] = {  # values of JSON
     "annotations": ([],),
     "audio": (),
@@ -100,20 +107,14 @@ Messages = Annotated[
 ]
 
 
-class ChatBody(StrictModel):
+class ChatBody(SamplingBody):
     """The served part of a chat completion's body. null is the same as leaving one out."""
 
-    model: Annotated[str, Field(max_length=256, description="the name of a served model")]
     messages: Messages
     max_completion_tokens: MaxTokens = None
     max_tokens: MaxTokens = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    stop: Stop = None
-    seed: Seed = None
-    user: Annotated[str | None, Field(max_length=512)] = None
     metadata: Metadata = None
-    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    service_tier: ServiceTier = None
 
     @property
     def asked_max_tokens(self) -> int | None:
@@ -121,9 +122,23 @@ class ChatBody(StrictModel):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
+class ChatCall(ChatBody):
+    """A chat completion that is answered over HTTP, at once or as it comes."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
 def parse_chat_body(body: dict[str, Any]) -> ChatBody:
-    """Return a chat completion's body; raises RequestError that names the parameter at fault."""
-    return validate(ChatBody, without_unserved(body, _UNSERVED))
+    """Return a batch line's body; raises RequestError that names the parameter at fault."""
+    return validate(ChatBody, without_unserved(body, _UNSERVED_OF_LINES))
+
+
+def parse_chat_call(body: dict[str, Any]) -> ChatCall:
+    """Return a request's body; raises RequestError that names the parameter at fault."""
+    call = validate(ChatCall, without_unserved(body, _UNSERVED))
+    check_stream_options(call.stream, call.stream_options)
+    return call
 
 
 def size_chat(chat: ChatBody, models: ServedModels) -> SizedRequest:
@@ -135,10 +150,7 @@ def size_chat(chat: ChatBody, models: ServedModels) -> SizedRequest:
         model=model.name,
         max_tokens=model.grant(num_prompt_tokens, chat.asked_max_tokens),
         messages=messages,
-        temperature=1.0 if chat.temperature is None else chat.temperature,
-        top_p=1.0 if chat.top_p is None else chat.top_p,
-        seed=chat.seed,
-        stop=tuple(chat.stop or ()),
+        **sampling_fields(chat),
     )
     return SizedRequest(request, num_prompt_tokens)
 
@@ -148,37 +160,17 @@ def plain_messages(messages: list[Message]) -> tuple[dict[str, str], ...]:
     return tuple(message.as_plain() for message in messages)
 
 
-def without_unserved(body: dict[str, Any], unserved: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """Return `body` without what asks for nothing; raises RequestError for what is not served."""
-    for name in body.keys() & unserved.keys():
-        if body[name] is not None and not _is_one_of(body[name], unserved[name]):
-            raise RequestError(
-                FailureCode.UNSUPPORTED_PARAMETER, f"{name} is not supported here", name
-            )
-    return {name: value for name, value in body.items() if name not in unserved}
-
-
 def chat_completion(
     job_id: str, request_model: str, result: JobResult, created_s: int
 ) -> dict[str, Any]:
     """Return a completed job as OpenAI's chat.completion; `created_s` is when it was asked for."""
     return {
-        "id": "chatcmpl-" + job_id.partition("_")[2],
+        "id": openai_id("chatcmpl-", job_id),
         "object": "chat.completion",
         "created": created_s,
         "model": request_model,
         "choices": [_chat_choice(choice) for choice in result.choices],
         "usage": openai_usage(result.usage),
-    }
-
-
-def openai_usage(usage: Usage) -> dict[str, Any]:
-    """Return token counts under OpenAI's names."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
 
 
@@ -189,8 +181,3 @@ def _chat_choice(choice: Choice) -> dict[str, Any]:
         "logprobs": choice.logprobs,
         "finish_reason": choice.finish_reason,
     }
-
-
-def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
-    # True equals 1 in Python, but n: true is not n: 1.
-    return any(type(value) is type(one) and value == one for one in neutral)

@@ -4,7 +4,6 @@ The engine around it is the real one: scheduler, blocks, preemption. Only what i
 up, and how long a step takes. Words in a prompt make the step that computes it misbehave.
 """
 
-import json
 import os
 import signal
 import time
@@ -23,6 +22,10 @@ from engine.sequence import Sequence
 from engine.tokenizer import Tokenizer
 from ops.settings import Settings
 
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "assistant: "
+)
 KILLS, EXITS, HANGS = "#kills#", "#exits#", "#hangs#"
 
 _VOCABULARY = 256
@@ -36,6 +39,12 @@ def expected_text(prompt: str, max_tokens: int, seed: int | None = None) -> str:
     return "".join(_letter(ids, seed, index) for index in range(max_tokens))
 
 
+def as_prompt(*messages: dict[str, str]) -> str:
+    """Return the prompt that the model makes of a chat."""
+    said = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+    return f"{said}assistant: "
+
+
 def byte_tokenizer() -> Tokenizer:
     """Return a tokenizer with one token for each byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -43,7 +52,7 @@ def byte_tokenizer() -> Tokenizer:
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=codes, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return Tokenizer(json.dumps(json.loads(tokenizer.to_str())), None, {}, frozenset())
+    return Tokenizer(tokenizer.to_str(), CHAT_TEMPLATE, {}, frozenset())
 
 
 def fake_engine(settings: Settings, step_s: float) -> Engine[None]:

@@ -1,0 +1,130 @@
+"""OpenAI's plain completions, to and from the queue's records.
+
+Owns which parameters of such a body are served, which are refused by name, and the shape of the
+answer. Knows nothing of HTTP. A prompt is a text or token ids; several prompts are several requests
+or a batch.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from queueing.body import TAG, validate
+from queueing.errors import FailureCode, RequestError
+from queueing.fields import MaxTokens
+from queueing.job import Choice, JobResult
+from queueing.openai_answer import openai_id, openai_usage
+from queueing.openai_sampling import (
+    SamplingBody,
+    StreamOptions,
+    check_stream_options,
+    sampling_fields,
+    without_unserved,
+)
+from queueing.served_model import ServedModel, ServedModels, SizedRequest
+from queueing.wire import GenerateRequest
+
+# Parameters that are not served, and the values beside null that ask for nothing.
+_UNSERVED: dict[str, tuple[Any, ...]] = {  # values of JSON
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "logprobs": (),
+    "n": (1,),
+    "presence_penalty": (0,),
+    "suffix": ("",),
+}
+_MAX_PROMPT_IDS = 1_000_000
+_TOKEN_LIMIT = 2**31
+
+
+def _only_prompt(value: Any) -> Any:  # a validator sees whatever the caller sent
+    """Take the prompt out of a list of one; leave anything else to validation."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        return value[0]
+    if isinstance(value, list) and len(value) > 1 and isinstance(value[0], str | list):
+        message = "prompt: one prompt a request; send several requests or a batch"
+        raise RequestError(FailureCode.UNSUPPORTED_PARAMETER, message, "prompt")
+    return value
+
+
+def _prompt_tag(value: Any) -> str:  # a discriminator sees whatever the caller sent
+    return f"{TAG}ids>" if isinstance(value, list) else f"{TAG}text>"
+
+
+_TokenId = Annotated[int, Field(ge=0, lt=_TOKEN_LIMIT)]
+
+
+class CompletionCall(SamplingBody):
+    """The served part of a completion's body. null is the same as leaving one out."""
+
+    prompt: Annotated[
+        Annotated[str, Field(min_length=1), Tag(f"{TAG}text>")]
+        | Annotated[
+            list[_TokenId],
+            Field(min_length=1, max_length=_MAX_PROMPT_IDS),
+            Tag(f"{TAG}ids>"),
+        ],
+        Discriminator(_prompt_tag),
+        BeforeValidator(_only_prompt),
+        Field(description="a text that is not empty, or a list of token ids"),
+    ]
+    max_tokens: MaxTokens = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+def parse_completion_call(body: dict[str, Any]) -> CompletionCall:
+    """Return a request's body; raises RequestError that names the parameter at fault."""
+    call = validate(CompletionCall, without_unserved(body, _UNSERVED))
+    check_stream_options(call.stream, call.stream_options)
+    return call
+
+
+def size_completion(call: CompletionCall, models: ServedModels) -> SizedRequest:
+    """Return what to queue; raises RequestError for an unknown model and a prompt too long."""
+    model = models.find(call.model)
+    if isinstance(call.prompt, str):
+        num_prompt_tokens = model.count_prompt(call.prompt)
+        prompt: dict[str, Any] = {"prompt": call.prompt}
+    else:
+        _check_ids(call.prompt, model)
+        num_prompt_tokens = len(call.prompt)
+        prompt = {"prompt_ids": tuple(call.prompt)}
+    request = GenerateRequest(
+        model=model.name,
+        max_tokens=model.grant(num_prompt_tokens, call.max_tokens),
+        **prompt,
+        **sampling_fields(call),
+    )
+    return SizedRequest(request, num_prompt_tokens)
+
+
+def text_completion(job_id: str, result: JobResult, created_s: int) -> dict[str, Any]:
+    """Return a completed job as OpenAI's text_completion; `created_s` is when it was asked for."""
+    return {
+        "id": openai_id("cmpl-", job_id),
+        "object": "text_completion",
+        "created": created_s,
+        "model": result.model,
+        "choices": [_text_choice(choice) for choice in result.choices],
+        "usage": openai_usage(result.usage),
+    }
+
+
+def _check_ids(prompt_ids: list[int], model: ServedModel) -> None:
+    for index, token_id in enumerate(prompt_ids):
+        if token_id >= model.encoder.vocab_size:
+            param = f"prompt[{index}]"
+            message = f"{param}: the model's vocabulary has {model.encoder.vocab_size} tokens"
+            raise RequestError(FailureCode.INVALID_REQUEST, message, param)
+
+
+def _text_choice(choice: Choice) -> dict[str, Any]:
+    return {
+        "index": choice.index,
+        "text": choice.text,
+        "logprobs": None,
+        "finish_reason": choice.finish_reason,
+    }

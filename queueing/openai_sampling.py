@@ -1,0 +1,96 @@
+"""What OpenAI's ways of asking for text share: parameters of sampling, service tiers, refusals.
+
+Knows no whole body and no answer. Nothing a caller asks for is ignored: a parameter that is not
+served is accepted only with a value that means the same as leaving it out, and refused by name
+otherwise.
+"""
+
+from collections.abc import Collection
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from queueing.body import StrictModel
+from queueing.errors import FailureCode, RequestError
+from queueing.fields import Seed, Stop, Temperature, TopP
+from queueing.job import Priority
+
+ModelName = Annotated[str, Field(max_length=256, description="the name of a served model")]
+User = Annotated[
+    Annotated[str, Field(max_length=512)] | None, Field(description="up to 512 characters")
+]
+ServiceTier = Annotated[
+    Literal["auto", "default", "flex", "priority"] | None,
+    Field(description="auto, default, flex or priority"),
+]
+
+
+class SamplingBody(StrictModel):
+    """The parameters of sampling that chats and plain completions share."""
+
+    model: ModelName
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    stop: Stop = None
+    seed: Seed = None
+    user: User = None
+
+
+class StreamOptions(StrictModel):
+    """How to stream. `include_obfuscation` pads events, which is not served."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+def sampling_fields(body: SamplingBody) -> dict[str, Any]:
+    """Return the fields of a GenerateRequest that such a body sets."""
+    return {
+        "temperature": or_default(body.temperature),
+        "top_p": or_default(body.top_p),
+        "seed": body.seed,
+        "stop": tuple(body.stop or ()),
+        "user": body.user,
+    }
+
+
+def or_default(value: float | None) -> float:
+    """Return a temperature or top_p; OpenAI's default for either is 1."""
+    return 1.0 if value is None else value
+
+
+def priority_of(tier: str | None, allowed: Collection[Priority]) -> Priority:
+    """Return how urgent a service tier is: flex can wait, everything else is awaited.
+
+    Unless the tier is `priority`, a caller who may not have that gets the next that he may.
+    """
+    wanted = Priority.STANDARD if tier == "flex" else Priority.REALTIME
+    if tier == "priority":
+        return wanted
+    lower = (one for one in Priority if one.level >= wanted.level and one in allowed)
+    return next(lower, wanted)
+
+
+def check_stream_options(stream: bool | None, options: StreamOptions | None) -> None:  # noqa: FBT001  as the body has it
+    """Refuse options of a stream where none was asked for; raises RequestError."""
+    if options is not None and not stream:
+        message = "stream_options is only for stream: true"
+        raise RequestError(FailureCode.INVALID_REQUEST, message, "stream_options")
+
+
+def without_unserved(body: dict[str, Any], unserved: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """Return `body` without what asks for nothing; raises RequestError for what is not served.
+
+    `unserved` has, beside null, the values of each parameter that ask for nothing.
+    """
+    for name in body.keys() & unserved.keys():
+        if body[name] is not None and not _is_one_of(body[name], unserved[name]):
+            raise RequestError(
+                FailureCode.UNSUPPORTED_PARAMETER, f"{name} is not supported here", name
+            )
+    return {name: value for name, value in body.items() if name not in unserved}
+
+
+def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
+    # True equals 1 in Python, but n: true is not n: 1.
+    return any(type(value) is type(one) and value == one for one in neutral)
