@@ -49,9 +49,6 @@ REQUEST = Key("request", "job:{id}:request")
 # stream of {piece: JSON of token_stream.py}: the text of a job as it comes. For 10 min after the
 # last piece.
 STREAM = Key("stream", "job:{id}:stream")
-# stream of {piece: JSON of token_stream.py}: the text of a job as it comes. For 10 min after the last
-# piece.
-STREAM = Key("stream", "job:{id}:stream")
 # string, JSON of wire.py: the outcome. For result_ttl_s after the end.
 RESULT = Key("result", "job:{id}:result")
 # string "<job id> <body digest>", for idempotency_ttl_s.
@@ -93,8 +90,6 @@ TOTALS = Key("totals", "queue:{queue}:totals")
 INBOX = Key("inbox", "worker:{worker}:inbox")
 # pub/sub channel: the id of each prompt job or batch that ends.
 ENDED = Key("ended", "ended")
-# pub/sub channel: the ids of the jobs that gained text in one step, with blanks between.
-STREAMED = Key("streamed", "streamed")
 # pub/sub channel: the ids of the jobs that gained text in one step, with blanks between.
 STREAMED = Key("streamed", "streamed")
 # hash, until batch_record_ttl_ms after the end. tenant status endpoint input_file completion_window
@@ -153,7 +148,6 @@ PROBE = Key("probe", "probe")
 LUA_FAMILIES = (
     JOB,
     REQUEST,
-    STREAM,
     STREAM,
     RESULT,
     IDEMPOTENCY,

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import redis
+from prometheus_client import CollectorRegistry
 
+from ops.metrics import BatchMetrics
 from queueing import wire
 from queueing.batch import Batch, NewBatch
 from queueing.batch_store import BatchStore
@@ -43,8 +45,6 @@ CONTEXT = 64
 
 class WordEncoder:
     """One token a word."""
-
-    vocab_size = 1_000
 
     vocab_size = 1_000
 
@@ -84,6 +84,8 @@ class BatchBench:
         self.client = client
         self.data_dir = data_dir
         self.clock = ManualClock()
+        self.registry = CollectorRegistry()
+        self.metrics = BatchMetrics(self.registry)
         self.limits = limits or QueueLimits()
         self.queue = JobQueue(client, self.limits, clock=self.clock)
         self.batches = BatchStore(client, self.limits, clock=self.clock)
@@ -97,8 +99,8 @@ class BatchBench:
             JobQueue(client, self.limits, clock=self.clock),
             BatchStore(client, self.limits, clock=self.clock),
             FileStore(client, self.data_dir, self.limits, clock=self.clock),
-            self.data_dir,
             read_body,
+            self.metrics,
             limits or TickLimits(chunk_lines=4),
         )
 
