@@ -14,13 +14,14 @@ control commands) can publish and ask, but not consume jobs.
 
 import json
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty
 from time import monotonic
 from typing import Any, Protocol
 
 import redis
-from kombu.asynchronous import get_event_loop
 from kombu.transport import redis as stock
 
 from queueing.errors import StoreUnavailable
@@ -68,6 +69,10 @@ class Intake(Protocol):
 
     def answered(self, queue: str) -> None:
         """Note that the claim was answered."""
+        ...
+
+    def reassert(self) -> None:
+        """Renew what is held, after a time without the store, lest the next claim take it back."""
         ...
 
     def accept(self, claim: Claim) -> None:
@@ -146,16 +151,16 @@ class JobChannel(stock.Channel):
         """Consume from a queue; a job queue needs the worker's intake."""
         if is_job_queue(queue):
             self._intake = self.connection.client.transport_options["intake"]
+            with _as_lost_connection():
+                self._intake.reassert()
         return super().basic_consume(queue, *args, **kwargs)
 
     def settled(self, headers: dict[str, Any], *, requeue: bool) -> None:
         """Pass a settled message on and claim again soon. Any thread."""
         assert self._intake is not None, "a delivered job has an intake"
         lease = Lease(headers["id"], headers["queue"], headers["fence"])
-        try:
+        with _as_lost_connection():  # if it is, the lease runs out instead
             self._intake.settle(lease, requeue=requeue)
-        except StoreUnavailable as error:  # the lease runs out instead
-            raise redis.ConnectionError(str(error)) from error
         self.claim_soon()
 
     def claim_soon(self) -> None:
@@ -163,10 +168,9 @@ class JobChannel(stock.Channel):
 
         Any thread.
         """
-        if not self._claim_is_due:
+        loop = self.connection.loop if self.connection is not None else None
+        if loop is not None and not self._claim_is_due:
             self._claim_is_due = True
-            loop = get_event_loop()
-            assert loop is not None, "a consuming channel runs in an event loop"
             loop.call_soon(self._claim_again)
             turn_again(loop)
 
@@ -176,7 +180,8 @@ class JobChannel(stock.Channel):
             return
         self._claim()
         if self._in_poll and self._intake.room().listens_to is not self._listens_to:
-            self._intake.queue.wake(self._intake.worker)
+            with _as_lost_connection():
+                self._intake.queue.wake(self._intake.worker)
 
     # The stock poller calls these two for every channel that consumes.
 
@@ -258,6 +263,15 @@ class JobChannel(stock.Channel):
         return int(super()._purge(queue))
 
 
+@contextmanager
+def _as_lost_connection() -> Iterator[None]:
+    """Turn StoreUnavailable into what Celery reconnects after; any other would end the worker."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise redis.ConnectionError(str(error)) from error
+
+
 def turn_again(loop: Any) -> None:
     """Make kombu's event loop turn once more without waiting.
 
@@ -274,6 +288,14 @@ class Transport(stock.Transport):
 
     Channel = JobChannel
     brpop_timeout = _BELL_TIMEOUT_S
+    # A store without memory refuses what Celery writes at its start: that too is worth waiting for.
+    connection_errors = (*stock.Transport.connection_errors, redis.exceptions.OutOfMemoryError)
+    loop: Any = None
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """Remember the loop: kombu forgets which one is current after the first lost connection."""
+        self.loop = loop
+        super().register_with_event_loop(connection, loop)
 
 
 def _message(claim: Claim) -> dict[str, Any]:

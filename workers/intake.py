@@ -78,6 +78,14 @@ class Intake:
         with self._lock:
             self._claims[claim.lease.tag] = claim
 
+    def reassert(self) -> None:
+        """Renew what is held, after a time without the store, lest the next claim take it back.
+
+        What was lost meanwhile is found out by the next regular renewal.
+        """
+        if leases := self.leases():
+            self.queue.renew(leases)
+
     def held(self, tag: str) -> Claim | None:
         """Return a claim that is held; None for one that was finished, handed back or lost."""
         with self._lock:

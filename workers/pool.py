@@ -25,7 +25,7 @@ from celery.exceptions import Terminated
 
 from engine.tokenizer import Tokenizer
 from ops.logs import Event
-from queueing.errors import FailureCode, RequestError
+from queueing.errors import FailureCode, RequestError, StoreUnavailable
 from queueing.job import Claim, JobResult, JobState, Lease
 from queueing.transport import turn_again
 from queueing.wire import UnknownVersion
@@ -121,7 +121,11 @@ class EnginePool(BasePool):
         for thread in self._threads:
             thread.join()
         for lease in self._parts.intake.leases():
-            self._parts.intake.release(lease)
+            try:
+                self._parts.intake.release(lease)
+            except StoreUnavailable as error:  # the lease runs out instead
+                self._log.warning(Event.STORE_LOST, reason=error.kind)
+                return
             self._log.info(Event.JOB_RELEASED, job_id=lease.job_id, fence=lease.fence)
 
     on_terminate = on_stop
