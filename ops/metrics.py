@@ -27,6 +27,7 @@ FIRST_TOKEN_BUCKETS = (
 )
 NEXT_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
 STEP_BUCKETS = tuple(0.001 * 2**power for power in range(12))
+BATCH_DURATION_BUCKETS = (1, 5, 30, 60, 300, 1_800, 3_600, 14_400, 43_200, 86_400)
 BATCH_BUCKETS = tuple(2**power for power in range(9))
 STEP_TOKENS_BUCKETS = tuple(2**power for power in range(14))
 TOKENS_BUCKETS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))[:16]
@@ -245,6 +246,30 @@ class WebhookMetrics:
             "promptmill_webhook_attempt_duration_seconds",
             "Duration of an attempt.",
             buckets=HTTP_BUCKETS,
+            registry=registry,
+        )
+
+
+class BatchMetrics:
+    """Bulk jobs that ended. Counted by the worker that ended them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.ended = Counter(
+            "promptmill_batches",
+            "Batches that ended: completed, failed, expired, cancelled.",
+            ("status",),
+            registry=registry,
+        )
+        self.requests_finished = Counter(
+            "promptmill_batch_requests_finished",
+            "Lines of ended batches: completed (output file), failed (error file).",
+            ("outcome",),
+            registry=registry,
+        )
+        self.duration_seconds = Histogram(
+            "promptmill_batch_duration_seconds",
+            "From a batch's creation to its end.",
+            buckets=BATCH_DURATION_BUCKETS,
             registry=registry,
         )
 

@@ -83,6 +83,7 @@ class FileStore:
         clock: Clock | None = None,
     ) -> None:
         self._client = client
+        self.data_dir = data_dir
         self._folder = data_dir / "files"
         self._prefix = prefix
         self._clock = clock

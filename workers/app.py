@@ -16,7 +16,7 @@ from prometheus_client import start_http_server
 from engine.registry import load_manifest
 from engine.tokenizer import Tokenizer
 from ops.logs import Event, configure_logging
-from ops.metrics import WebhookMetrics, new_registry
+from ops.metrics import BatchMetrics, WebhookMetrics, new_registry
 from ops.settings import Settings
 from queueing.batch_store import BatchStore
 from queueing.clock import SystemClock
@@ -98,7 +98,7 @@ def run_cpu_worker(settings: Settings, name: str | None = None) -> int:
         max_lines=settings.max_batch_lines, max_line_bytes=settings.max_body_bytes
     )
     read_body = _body_reader(settings, TenantStore(client, prefix=settings.key_prefix))
-    ticker = BatchTicker(jobs, batches, files, settings.data_dir, read_body, tick_limits)
+    ticker = BatchTicker(jobs, batches, files, read_body, BatchMetrics(registry), tick_limits)
     works: dict[str, Work] = {
         JANITOR_QUEUE: lambda lease, _request: janitor.run(lease),
         BATCH_QUEUE: lambda lease, _request: ticker.tick(lease),

@@ -18,9 +18,12 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
+import structlog
+
+from ops.logs import Event
+from ops.metrics import BatchMetrics
 from queueing import wire
 from queueing.batch import Batch, BatchStatus, Cursor, Fault, Progress
 from queueing.batch_input import MARK_NOTE, InputRules
@@ -55,6 +58,8 @@ from queueing.job import (
 from queueing.queue import JobQueue
 from queueing.served_model import SizedRequest
 
+log = structlog.stdlib.get_logger(__name__)
+
 # Reads the body of a tenant's line; raises RequestError for what the API would refuse too.
 ReadBody = Callable[[str, dict[str, Any]], SizedRequest]
 
@@ -85,15 +90,15 @@ class BatchTicker:
         queue: JobQueue,
         batches: BatchStore,
         files: FileStore,
-        data_dir: Path,
         read_body: ReadBody,
+        metrics: BatchMetrics,
         limits: TickLimits | None = None,
     ) -> None:
         self._queue = queue
         self._batches = batches
         self._files = files
-        self._data_dir = data_dir
         self._read_body = read_body
+        self._metrics = metrics
         self._limits = limits or TickLimits()
 
     def tick(self, lease: Lease) -> None:
@@ -106,7 +111,8 @@ class BatchTicker:
         if batch is None:
             self._drop(lease)
             return
-        run = BatchRun(lease, batch, self._batches, SegmentFolder(self._data_dir, batch.id))
+        segments = SegmentFolder(self._files.data_dir, batch.id)
+        run = BatchRun(lease, batch, self._batches, segments)
         if batch.status.is_terminal:
             # A repeat of the tick that ended it: no more than the clean-up can be left.
             run.segments.remove()
@@ -120,7 +126,7 @@ class BatchTicker:
         if run.progress.total is None:
             self._validate(run)
         if run.progress.faults:
-            self._batches.finish(run.lease, run.batch, BatchStatus.FAILED, BatchFiles())
+            self._end(run, BatchStatus.FAILED, BatchFiles())
             return
         self._harvest(run)
         self._expire(run)
@@ -212,8 +218,18 @@ class BatchTicker:
             error=self._join(run, LineKind.ERROR, run.progress.failed),
         )
         end = BatchStatus.EXPIRED if run.progress.is_expired else BatchStatus.COMPLETED
-        self._batches.finish(run.lease, run.batch, end, files)
+        self._end(run, end, files)
         run.segments.remove()
+
+    def _end(self, run: "BatchRun", end: BatchStatus, files: BatchFiles) -> None:
+        progress = run.progress
+        status = self._batches.finish(run.lease, run.batch, end, files)
+        run.log(status)
+        self._metrics.ended.labels(status=status.value).inc()
+        self._metrics.duration_seconds.observe(run.batch.now_s - run.batch.created_s)
+        finished = self._metrics.requests_finished
+        finished.labels(outcome="completed").inc(progress.completed)
+        finished.labels(outcome="failed").inc(progress.failed)
 
     def _join(self, run: "BatchRun", kind: LineKind, num_lines: int) -> PlacedFile | None:
         if num_lines == 0:
@@ -315,7 +331,20 @@ class BatchRun:
         status = self._batches.commit(
             self.lease, progress, change=change, harvested=harvested or []
         )
+        if status is not self.batch.status:
+            self.log(status)
         self.batch = replace(self.batch, progress=progress, status=status)
+
+    def log(self, status: BatchStatus) -> None:
+        """Say that the batch has another status now."""
+        log.info(
+            Event.BATCH_CHANGED,
+            batch_id=self.batch.id,
+            status=status.value,
+            num_lines=self.progress.total,
+            num_completed=self.progress.completed,
+            num_failed=self.progress.failed,
+        )
 
     def leave_faults(self, faults: tuple[Fault, ...]) -> None:
         """Note why the batch fails; recorded when it ends."""

@@ -11,9 +11,11 @@ from typing import Any
 import openai
 import pytest
 from openai.types import Batch, FileObject
+from prometheus_client import CollectorRegistry
 
 from engine.registry import Provenance, write_manifest
 from engine.tokenizer import Tokenizer
+from ops.metrics import BatchMetrics
 from queueing import wire
 from queueing.batch_store import BatchStore
 from queueing.files import FileStore
@@ -129,8 +131,8 @@ def stack(server, redis_url, model_dir, data_dir) -> Iterator[Stack]:
         queue,
         BatchStore(connection),
         FileStore(connection, data_dir),
-        data_dir,
         lambda _tenant, body: size_chat(parse_chat_body(body), models),
+        BatchMetrics(CollectorRegistry()),
     )
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=API_KEY, max_retries=0) as client:
         yield Stack(client, queue, ticker, redis_url)

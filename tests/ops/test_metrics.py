@@ -9,6 +9,7 @@ from ops.metrics import (
     NEXT_TOKEN_BUCKETS,
     STEP_BUCKETS,
     TOKENS_BUCKETS,
+    BatchMetrics,
     EngineMetrics,
     HttpMetrics,
     JobMetrics,
@@ -18,7 +19,15 @@ from ops.metrics import (
     new_registry,
 )
 
-GROUPS = (HttpMetrics, JobMetrics, QueueMetrics, EngineMetrics, WebhookMetrics, StoreMetrics)
+GROUPS = (
+    HttpMetrics,
+    JobMetrics,
+    QueueMetrics,
+    EngineMetrics,
+    WebhookMetrics,
+    BatchMetrics,
+    StoreMetrics,
+)
 
 
 @pytest.fixture

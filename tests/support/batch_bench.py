@@ -40,6 +40,7 @@ from workers.batches import BatchTicker, TickLimits
 
 ENDPOINT: Final = "/v1/chat/completions"
 MODEL = "tiny"
+OTHER_MODEL = "other"
 CONTEXT = 64
 
 
@@ -56,8 +57,11 @@ class WordEncoder:
 
 
 def read_body(_tenant: str, body: dict[str, Any]) -> SizedRequest:
-    model = ServedModel(MODEL, CONTEXT, default_max_tokens=16, encoder=WordEncoder())
-    return size_chat(parse_chat_body(body), ServedModels([model]))
+    models = ServedModels(
+        ServedModel(name, CONTEXT, default_max_tokens=16, encoder=WordEncoder())
+        for name in (MODEL, OTHER_MODEL)
+    )
+    return size_chat(parse_chat_body(body), models)
 
 
 def a_line(custom_id: str, prompt: str | None = None, **body: Any) -> dict[str, Any]:

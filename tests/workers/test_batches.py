@@ -8,7 +8,7 @@ from queueing.errors import StaleLease
 from queueing.job import DEFAULT_TENANT, generate_queue
 from queueing.queue import QueueLimits
 from queueing.store import connect
-from tests.support.batch_bench import MODEL, BatchBench, a_line, as_jsonl
+from tests.support.batch_bench import MODEL, OTHER_MODEL, BatchBench, a_line, as_jsonl
 from workers.batches import TickLimits
 
 
@@ -353,3 +353,31 @@ def test_a_repeated_finish_is_answered_like_the_first(bench):
 
     assert status is BatchStatus.FAILED
     assert bench.client.hget(f"{{pm}}:file:{batch.input_file}", "readers") == "0"
+
+
+def test_ended_batches_and_their_lines_are_counted(bench):
+    bench.settle(bench.create(as_jsonl([a_line("a"), a_line("b", model="unknown")])))
+    bench.settle(bench.create(b"{"))
+
+    def sample(name: str, **labels: str) -> float | None:
+        value: float | None = bench.registry.get_sample_value(name, labels)
+        return value
+
+    assert sample("promptmill_batches_total", status="completed") == 1
+    assert sample("promptmill_batches_total", status="failed") == 1
+    assert sample("promptmill_batch_requests_finished_total", outcome="completed") == 1
+    assert sample("promptmill_batch_requests_finished_total", outcome="failed") == 1
+    assert sample("promptmill_batch_duration_seconds_count") == 2
+
+
+def test_models_of_one_file_each_go_to_their_own_queue(bench):
+    lines = [a_line("a"), a_line("b", model=OTHER_MODEL), a_line("c", model="unknown")]
+    batch_id = bench.create(as_jsonl(lines))
+    bench.tick()
+
+    (other,) = bench.queue.claim(generate_queue(OTHER_MODEL), "engine", 5)
+    bench.run(other)
+    batch = bench.settle(batch_id)
+
+    bench.check_conserved(batch, ["a", "b", "c"])
+    assert batch.progress.completed == 2
