@@ -42,12 +42,25 @@ def cluster(make_cluster: Callable[..., Cluster]) -> Cluster:
 
 
 @pytest.fixture
-def proxy(cluster: Cluster, chance: random.Random) -> Iterator[FaultProxy]:
+def proxy_to(chance: random.Random) -> Iterator[Callable[[Cluster], FaultProxy]]:
+    """Return a way to put a proxy in front of a cluster's server."""
+    proxies: list[FaultProxy] = []
+
+    def make(cluster: Cluster) -> FaultProxy:
+        proxy = FaultProxy(cluster.server.port, chance)
+        proxy.start()
+        proxies.append(proxy)
+        return proxy
+
+    yield make
+    for proxy in proxies:
+        proxy.stop()
+
+
+@pytest.fixture
+def proxy(cluster: Cluster, proxy_to: Callable[[Cluster], FaultProxy]) -> FaultProxy:
     """Return a proxy in front of the cluster's server."""
-    proxy = FaultProxy(cluster.server.port, chance)
-    proxy.start()
-    yield proxy
-    proxy.stop()
+    return proxy_to(cluster)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
