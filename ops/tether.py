@@ -1,7 +1,7 @@
-"""Run a command that ends when its parent does: `python -m ops.tether COMMAND...`.
+"""Run a command that ends when its parent does: `python -m ops.tether PARENT_ID COMMAND...`.
 
-A supervisor that is killed can't stop its children; on Linux the kernel does it for us. Elsewhere
-the command just runs.
+A supervisor that is killed can't stop its children; on Linux the kernel does it for us, as soon as
+the thread that started the child is gone. Elsewhere the command just runs.
 """
 
 import ctypes
@@ -14,12 +14,13 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Ask for SIGTERM at the parent's death, then become the command."""
-    parent = os.getppid()
+    parent, *command = sys.argv[1:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before the kernel knew
+        # The parent names itself: one that died before this line has another's id by now.
+        if os.getppid() != int(parent):
             sys.exit(1)
-    os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606  becoming the command is the point
+    os.execvp(command[0], command)  # noqa: S606  becoming the command is the point
 
 
 if __name__ == "__main__":
