@@ -54,7 +54,7 @@ THEN_WELL = [
 @pytest.mark.parametrize("behaviour", THEN_WELL)
 def test_an_event_outlives_every_failure_of_its_receiver(redis_url, behaviour):
     with receiver(behaviour) as server:
-        bench = DeliveryBench(redis_url, [server.port], timeout_s=0.5, schedule_s=SCHEDULE_S)
+        bench = DeliveryBench(redis_url, [server.port], timeout_s=1.5, schedule_s=SCHEDULE_S)
         event_id = bench.end_a_job(server.url())
 
         bench.deliver_due()
@@ -73,7 +73,7 @@ def test_an_event_outlives_every_failure_of_its_receiver(redis_url, behaviour):
 @pytest.mark.parametrize("behaviour", GOOD_BEHAVIOURS.values(), ids=GOOD_BEHAVIOURS)
 def test_a_hostile_body_after_success_changes_nothing(redis_url, behaviour):
     with receiver(behaviour) as server:
-        bench = DeliveryBench(redis_url, [server.port], timeout_s=0.5)
+        bench = DeliveryBench(redis_url, [server.port], timeout_s=1.5)
         event_id = bench.end_a_job(server.url())
 
         bench.deliver_due()

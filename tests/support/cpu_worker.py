@@ -11,6 +11,8 @@ from queueing.job import Lease
 from queueing.queue import JobQueue
 
 PREFIX = "{pm}:"
+# What waits for its time is found by claiming; all threads together look this often.
+_LOOKS_PER_S = 50
 
 
 @contextmanager
@@ -28,7 +30,7 @@ def cpu_worker(
                 work(claim.lease, claim.request)
                 break
             else:
-                client.blpop([bell], timeout=0.05)
+                client.blpop([bell], timeout=slots / _LOOKS_PER_S)
 
     threads = [threading.Thread(target=serve, daemon=True) for _ in range(slots)]
     for thread in threads:
@@ -37,6 +39,7 @@ def cpu_worker(
         yield
     finally:
         stopped.set()
+        client.lpush(bell, *["stop"] * slots)
         for thread in threads:
             thread.join()
         client.close()

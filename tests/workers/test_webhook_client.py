@@ -23,15 +23,19 @@ from tests.support.receiver import (
 from workers.webhook_client import Attempt, AttemptResult, OutgoingEvent, WebhookClient
 
 TIMEOUT_S = 0.6
+# A drip would take 20 s and more; a busy machine may be a little late.
+MARGIN_S = 3.0
 EVENT = OutgoingEvent("evt_1", b'{"id":"evt_1"}', (WebhookSecret(b"k" * 24),))
 NOW_MS = 1_700_000_000_000
 
 
-def post(server: Receiver, url: str | None = None, **options) -> Attempt:
+def post(
+    server: Receiver, url: str | None = None, *, timeout_s: float = 20.0, **options
+) -> Attempt:
     policy = UrlPolicy.of(
         allow_http=True, allow_networks=["127.0.0.0/8"], allowed_ports=[server.port]
     )
-    client = WebhookClient(policy, TIMEOUT_S, ManualClock(NOW_MS), **options)
+    client = WebhookClient(policy, timeout_s, ManualClock(NOW_MS), **options)
     try:
         return client.post(url or server.url(), EVENT)
     finally:
@@ -91,15 +95,16 @@ def test_a_redirect_is_not_followed():
 def test_an_attempt_ends_in_time_whatever_the_drip(behaviour):
     with receiver(behaviour) as server:
         begun = time.monotonic()
-        attempt = post(server)
+        attempt = post(server, timeout_s=TIMEOUT_S)
 
     assert attempt.result is AttemptResult.TIMEOUT
-    assert TIMEOUT_S <= time.monotonic() - begun < TIMEOUT_S + 0.5
+    assert TIMEOUT_S <= time.monotonic() - begun < TIMEOUT_S + MARGIN_S
 
 
 def test_a_tls_handshake_that_hangs_ends_in_time():
     with receiver() as server:
-        attempt = post(server, server.url().replace("http:", "https:"))
+        https = server.url().replace("http:", "https:")
+        attempt = post(server, https, timeout_s=TIMEOUT_S)
 
     assert attempt.result is AttemptResult.TIMEOUT
 
@@ -111,7 +116,7 @@ def test_the_status_counts_and_a_hostile_body_is_left_where_it_is(behaviour):
         attempt = post(server)
 
     assert attempt.result is AttemptResult.SUCCESS
-    assert time.monotonic() - begun < TIMEOUT_S + 0.5
+    assert time.monotonic() - begun < 1 + MARGIN_S
 
 
 @pytest.mark.parametrize(
@@ -144,11 +149,12 @@ def test_a_resolver_that_hangs_is_not_waited_for_longer_than_the_attempt():
         attempt = post(
             server,
             server.url("receiver.example"),
+            timeout_s=TIMEOUT_S,
             resolver=lambda _host, _port: [str(server.stopped.wait(20))],
         )
 
     assert attempt.result is AttemptResult.TIMEOUT
-    assert attempt.duration_s < TIMEOUT_S + 0.5
+    assert attempt.duration_s < TIMEOUT_S + MARGIN_S
 
 
 def test_tls_is_verified_under_the_name_while_the_address_is_pinned():
