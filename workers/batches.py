@@ -331,9 +331,10 @@ class BatchRun:
         status = self._batches.commit(
             self.lease, progress, change=change, harvested=harvested or []
         )
-        if status is not self.batch.status:
-            self.log(status)
+        is_changed = status is not self.batch.status
         self.batch = replace(self.batch, progress=progress, status=status)
+        if is_changed:
+            self.log(status)
 
     def log(self, status: BatchStatus) -> None:
         """Say that the batch has another status now."""
