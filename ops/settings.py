@@ -1,32 +1,43 @@
 """Every setting of promptmill, with its default and unit; read from PROMPTMILL_* variables by
 composition roots only.
 
-A secret can also come from a file: PROMPTMILL_API_KEY_FILE names one whose content is the key. This
-module imports nothing of ours; the parts receive plain values and never see it.
+An empty variable is one that is not set. The API key can also come from a file:
+PROMPTMILL_API_KEY_FILE names one whose content is the key. This module imports nothing of ours; the
+parts receive plain values and never see it. docs/settings.md is made of it.
 """
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, FilePath, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class Settings(BaseSettings):
     """All settings; `PROMPTMILL_REDIS_URL` sets `redis_url`, and so on."""
 
-    model_config = SettingsConfigDict(env_prefix="PROMPTMILL_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="PROMPTMILL_",
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+    )
 
     # Store
     redis_url: str = Field(
-        default="redis://127.0.0.1:6379/0", description="The one Redis or Valkey server."
+        default="redis://127.0.0.1:6379/0",
+        pattern="^rediss?://",
+        description="The one Redis or Valkey server.",
     )
     key_prefix: str = Field(
-        default="{pm}:", description="Prefix of every key; the braces keep one hash slot."
+        default="{pm}:",
+        min_length=1,
+        description="Prefix of every key; the braces keep one hash slot.",
     )
     data_dir: Path = Field(
-        default=Path.home() / ".promptmill",
+        default_factory=lambda: Path.home() / ".promptmill",
         description="Uploaded and produced files; one disk for all processes.",
     )
 
@@ -42,9 +53,11 @@ class Settings(BaseSettings):
         description="Requests that may wait for an answer at once; other threads stay free.",
     )
     api_key: SecretStr | None = Field(
-        default=None, description="The one API key; `up` and `demo` make one if unset."
+        default=None,
+        min_length=1,
+        description="The one API key; `up` and `demo` make one if unset.",
     )
-    api_key_file: Path | None = Field(default=None, description="File that holds the API key.")
+    api_key_file: FilePath | None = Field(default=None, description="File that holds the API key.")
     max_body_bytes: int = Field(
         default=1_048_576, ge=1024, description="Largest JSON request body."
     )
@@ -95,14 +108,16 @@ class Settings(BaseSettings):
     step_tokens: int = Field(default=512, ge=16, description="Token budget of one engine step.")
     block_size: int = Field(default=32, ge=1, description="Tokens in one KV block.")
     kv_blocks: int | None = Field(
-        default=None, description="KV blocks to allocate; from the memory budget if unset."
+        default=None, ge=1, description="KV blocks to allocate; from the memory budget if unset."
     )
     memory_fraction: float = Field(
         default=0.5, gt=0, le=0.95, description="Share of free memory the engine may take."
     )
-    dtype: str = Field(default="auto", description="auto, float32 or bfloat16.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="Type of weights and KV cache; auto takes the folder's."
+    )
     engine_threads: int | None = Field(
-        default=None, description="Threads of the tensor library; all cores if unset."
+        default=None, ge=1, description="Threads of the tensor library; all cores if unset."
     )
     coalesce_ms: float = Field(
         default=10.0, ge=0, description="An idle engine waits this long for company."
@@ -123,7 +138,7 @@ class Settings(BaseSettings):
     )
     max_batch_lines: int = Field(default=50_000, ge=1, description="Lines one batch file may hold.")
     webhook_secret: SecretStr | None = Field(
-        default=None, description="whsec_... secret that signs job webhooks."
+        default=None, min_length=1, description="whsec_... secret that signs job webhooks."
     )
     webhook_allow_http: bool = Field(default=False, description="Allow http:// receivers.")
     webhook_allow_networks: list[str] = Field(
@@ -143,7 +158,9 @@ class Settings(BaseSettings):
         default=0, ge=0, le=65535, description="Port of a worker's /metrics; 0 turns it off."
     )
     flower_port: int = Field(default=5555, ge=0, le=65535, description="Port of Flower.")
-    log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="The least urgent lines that are logged."
+    )
     failpoint: str | None = Field(
         default=None, description="For tests only: name:nth, where and when the process shall die."
     )
@@ -171,7 +188,10 @@ class Settings(BaseSettings):
         }
 
     def as_environment(self) -> dict[str, str]:
-        """Return the variables that give a child process the settings that were set here."""
+        """Return the variables that give a child process the settings that were set here.
+
+        One that was set to None is an empty variable, so that the child does not take ours.
+        """
         return {
             f"PROMPTMILL_{name.upper()}": _as_text(getattr(self, name))
             for name in sorted(self.model_fields_set)
@@ -185,6 +205,8 @@ class Settings(BaseSettings):
 
 
 def _as_text(value: Any) -> str:  # whatever type a setting has
+    if value is None:
+        return ""
     if isinstance(value, SecretStr):
         return value.get_secret_value()
     if isinstance(value, list):
