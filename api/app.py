@@ -5,14 +5,18 @@ thread begins before the first request needs it.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import redis
 from flask import Flask
 
 from api.auth import Keyring, guard
+from api.docs import OPEN_ENDPOINTS as DOCS_ENDPOINTS
+from api.docs import docs_blueprint
 from api.drain import Drain
 from api.errors import register_error_handlers
-from api.health import OPEN_ENDPOINTS, StoreProbe, health_blueprint
+from api.health import OPEN_ENDPOINTS as HEALTH_ENDPOINTS
+from api.health import StoreProbe, health_blueprint
 from api.jobs import JobRoutes
 from api.limits import TenantRates, tell_allowances
 from api.models import load_model_card, models_blueprint
@@ -22,6 +26,8 @@ from api.openai.chat import ChatRoutes
 from api.openai.completions import CompletionRoutes
 from api.openai.files import FileRoutes
 from api.openai.responses import ResponseRoutes
+from api.openapi import openapi_document
+from api.operations import OPERATIONS
 from api.queue_metrics import QueueScrape, QueueTotals
 from api.requests import ObjectId, observe_requests
 from api.submission import Submission
@@ -47,6 +53,7 @@ from queueing.token_stream import TokenStreams
 from queueing.webhook_signature import WebhookSecret
 from queueing.webhook_url import UrlPolicy
 
+_OPEN_ENDPOINTS = HEALTH_ENDPOINTS | DOCS_ENDPOINTS
 # A call that fails is repeated once; both together stay under the second within which a client is
 # told that the store is away.
 _STORE_TIMEOUT_S = 0.45
@@ -113,7 +120,7 @@ def create_api(settings: Settings) -> Api:
     app = _new_flask(settings)
     observe_requests(app, http)
     tell_allowances(app)
-    guard(app, Keyring(api_key, tenants, http), OPEN_ENDPOINTS)
+    guard(app, Keyring(api_key, tenants, http), _OPEN_ENDPOINTS)
     register_error_handlers(app, store)
     probe = StoreProbe(client, settings.key_prefix)
     app.register_blueprint(health_blueprint(probe, drain, registry, [scrape.refresh]))
@@ -130,12 +137,18 @@ def create_api(settings: Settings) -> Api:
     app.register_blueprint(_batch_routes(settings, client, drain).blueprint())
     app.register_blueprint(_webhook_routes(settings, client, waiters).blueprint())
     app.register_blueprint(webhook_secret_blueprint(_webhook_secret(settings)))
+    app.register_blueprint(docs_blueprint(lambda: api_document(app)))
     return Api(app, drain, waiters, client)
 
 
 def _webhook_secret(settings: Settings) -> WebhookSecret | None:
     secret = settings.webhook_secret
     return WebhookSecret.parse(secret.get_secret_value()) if secret else None
+
+
+def api_document(app: Flask) -> dict[str, Any]:  # OpenAPI has no type of its own
+    """Return the OpenAPI document of an API."""
+    return openapi_document(app, OPERATIONS, _OPEN_ENDPOINTS)
 
 
 def _webhook_routes(settings: Settings, client: "redis.Redis", waiters: Waiters) -> WebhookRoutes:

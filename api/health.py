@@ -45,10 +45,12 @@ def health_blueprint(
 
     @blueprint.get("/livez")
     def livez() -> Response:
+        """Say that the process answers."""
         return jsonify(status="alive")
 
     @blueprint.get("/readyz")
     def readyz() -> Response:
+        """Say whether the process takes work: the store takes writes and nobody ends it."""
         if drain.has_begun:
             return _not_ready("draining")
         try:
@@ -59,6 +61,7 @@ def health_blueprint(
 
     @blueprint.get("/metrics")
     def metrics() -> Response:
+        """Return this process's metrics, with the queues as they are now, for Prometheus."""
         for refresh in before_scrape:
             refresh()
         return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)

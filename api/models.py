@@ -13,6 +13,7 @@ from flask import Blueprint, Response, jsonify
 
 from api.auth import current_tenant
 from api.requests import read_query
+from engine.grammar import Grammars
 from engine.registry import load_manifest
 from engine.tokenizer import Tokenizer
 from queueing.errors import FailureCode, RequestError
@@ -32,11 +33,13 @@ class ModelCard:
 def load_model_card(folder: Path, default_max_tokens: int) -> ModelCard:
     """Read what the API needs of a model folder; raises ModelFolderError."""
     manifest = load_manifest(folder)
+    tokenizer = Tokenizer.load(folder)
     served = ServedModel(
         name=manifest.name,
         context_length=manifest.context_length,
         default_max_tokens=default_max_tokens,
-        encoder=Tokenizer.load(folder),
+        encoder=tokenizer,
+        schemas=Grammars(tokenizer),
     )
     return ModelCard(served, int((folder / "manifest.json").stat().st_mtime))
 
@@ -48,12 +51,14 @@ def models_blueprint(cards: Sequence[ModelCard]) -> Blueprint:
 
     @blueprint.get("")
     def list_models() -> Response:
+        """List the models that are served to this key."""
         read_query()
         names = filter(current_tenant().may_use, sorted(objects))
         return jsonify(object="list", data=[objects[name] for name in names])
 
     @blueprint.get("/<path:name>")
     def retrieve(name: str) -> Response:
+        """Return one model."""
         read_query()
         if name not in objects or not current_tenant().may_use(name):
             raise RequestError(FailureCode.MODEL_NOT_FOUND, "no such model is served", "model")

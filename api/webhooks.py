@@ -222,6 +222,7 @@ def webhook_secret_blueprint(secret: WebhookSecret | None) -> Blueprint:
 
     @blueprint.get("/webhook_secret")
     def _retrieve() -> Response:
+        """Return the secret that signs the webhooks a tenant's jobs name."""
         read_query()
         if secret is None:
             message = "this installation has no webhook secret"

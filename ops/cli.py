@@ -22,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ops.client import ApiError, Client
 from ops.keys_cli import keys
+from ops.openapi_cli import openapi
 from ops.settings import Settings
 from ops.stack import Connection, LocalStack, StackError
 from ops.supervisor import Supervisor
@@ -37,6 +38,7 @@ def main() -> None:
 
 
 main.add_command(keys)
+main.add_command(openapi)
 main.add_command(webhooks)
 
 
