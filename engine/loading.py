@@ -21,8 +21,9 @@ from engine.kernels.native_library import find_library
 from engine.kernels.reference import ReferenceKernels, can_pack
 from engine.kv_cache import KvCache, block_bytes
 from engine.model.build import Placement, load_decoder_weights
-from engine.model.config import ModelConfig, read_model_config
+from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
+from engine.model.families import read_model_config
 from engine.runner import ModelRunner
 from engine.sampler import Sampler
 from engine.scheduler import Scheduler, StepLimits

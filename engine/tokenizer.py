@@ -29,7 +29,7 @@ from engine.folder import (
     read_json,
     readable_files,
 )
-from engine.model.config import read_eos_token_ids
+from engine.model.families import read_eos_token_ids
 
 # A private-use character is put into control-token text of users, so that it no longer spells a
 # token while the template is rendered, and is taken out again before encoding. The first one that

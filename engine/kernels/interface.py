@@ -10,20 +10,13 @@ comes again. The decoder is written so that both are right.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
 import torch
 
 from engine.kv_cache import LayerCache
+from engine.model.config import Activation
 from engine.model.rope import RopeTable
-
-
-class Activation(StrEnum):
-    """The function a gate goes through."""
-
-    SILU = "silu"
-    GELU_TANH = "gelu_tanh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +51,14 @@ class AttentionShape:
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """Neighbouring parts of each row, from column `start`, all of one width."""
+
+    start: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Linear:
     """One linear layer as its kernels laid it out; nobody else may look into data."""
 
@@ -88,6 +89,22 @@ class Kernels(Protocol):
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Normalise float32 rows; return them in the model's type."""
+        ...
+
+    def rms_norm_parts(
+        self, x: torch.Tensor, parts: Parts, weight: torch.Tensor, eps: float
+    ) -> None:
+        """Normalise parts of rows of the model's type where they are, each by itself."""
+        ...
+
+    def rms_norm_add(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor
+    ) -> None:
+        """Normalise rows of the model's type and add them to the residual."""
+        ...
+
+    def narrow(self, x: torch.Tensor) -> torch.Tensor:
+        """Return float32 rows in the model's type."""
         ...
 
     def rms_norm_sampled(

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.kernels.interface import Activation, AttentionShape, Linear, RaggedBatch
+from engine.kernels.interface import AttentionShape, Linear, Parts, RaggedBatch
 from engine.kernels.native_library import Variant
 from engine.kv_cache import LayerCache
+from engine.model.config import Activation
 from engine.model.decoder import Decoder
 from engine.model.rope import RopeTable
 from engine.step_buffers import StepBuffers, StepSizes
@@ -117,6 +118,40 @@ class NativeKernels:
         """Root mean square normalisation."""
         out = self._buffer("rms_norm", x.shape[1])
         self._record_norm(x, weight, eps, out, is_sampled=False)
+        return out
+
+    def rms_norm_parts(
+        self, x: torch.Tensor, parts: Parts, weight: torch.Tensor, eps: float
+    ) -> None:
+        """Normalise parts of rows where they are, each by itself."""
+        first = x.data_ptr() + parts.start * x.element_size()
+        self._library.pm_norm_parts(
+            self._program,
+            first,
+            x.shape[1],
+            parts.count,
+            self._address(weight),
+            len(weight),
+            eps,
+        )
+
+    def rms_norm_add(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor
+    ) -> None:
+        """Normalise rows and add them to the residual."""
+        self._library.pm_norm_add(
+            self._program,
+            x.data_ptr(),
+            self._address(weight),
+            len(weight),
+            eps,
+            residual.data_ptr(),
+        )
+
+    def narrow(self, x: torch.Tensor) -> torch.Tensor:
+        """Return float32 rows in the model's type."""
+        out = self._buffer("narrow", x.shape[1])
+        self._library.pm_narrow(self._program, x.data_ptr(), x.shape[1], out.data_ptr())
         return out
 
     def rms_norm_sampled(

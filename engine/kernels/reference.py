@@ -9,8 +9,9 @@ to torch, so torch's own product stays as fallback.
 import torch
 from torch.nn import functional
 
-from engine.kernels.interface import Activation, AttentionShape, Linear, RaggedBatch
+from engine.kernels.interface import AttentionShape, Linear, Parts, RaggedBatch
 from engine.kv_cache import LayerCache
+from engine.model.config import Activation
 from engine.model.rope import RopeTable
 
 # oneDNN picks the layout for about this many rows; any number works with it.
@@ -41,8 +42,26 @@ class ReferenceKernels:
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Root mean square normalisation (Zhang and Sennrich 2019)."""
-        normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-        return (normed * weight).to(self._dtype)
+        return _normalise(x, weight, eps).to(self._dtype)
+
+    def rms_norm_parts(
+        self, x: torch.Tensor, parts: Parts, weight: torch.Tensor, eps: float
+    ) -> None:
+        """Normalise parts of rows where they are, each by itself."""
+        width = len(weight)
+        columns = x[:, parts.start : parts.start + parts.count * width]
+        normed = _normalise(columns.reshape(len(x), parts.count, width).float(), weight, eps)
+        columns.copy_(normed.flatten(1))
+
+    def rms_norm_add(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor
+    ) -> None:
+        """Normalise rows and add them to the residual."""
+        residual += _normalise(x.float(), weight, eps)
+
+    def narrow(self, x: torch.Tensor) -> torch.Tensor:
+        """Return float32 rows in the model's type."""
+        return x.to(self._dtype)
 
     def rms_norm_sampled(
         self, x: torch.Tensor, batch: RaggedBatch, weight: torch.Tensor, eps: float
@@ -120,6 +139,10 @@ def can_pack(device: torch.device) -> bool:
     """Tell whether oneDNN's packed product exists here; being private, it may not."""
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call] # torch
     return device.type == "cpu" and has_onednn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _normalise(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
 def _rotate(heads: torch.Tensor, positions: torch.Tensor, rope: RopeTable) -> None:

@@ -1,23 +1,49 @@
-"""ModelConfig: what the decoder has to know about a model, read from its config.json.
+"""ModelConfig: one description of a decoder, whatever its family calls things.
 
-Owns the translation of every supported family into one description of a decoder, so that no other
-file asks which family it runs. What is not understood is refused by name: a setting that were
-ignored would give wrong text silently. Must not import torch.
+Owns what may differ between the decoders that can be run; engine/model/families.py translates every
+supported family into it, so that no other file asks which family it runs. Must not import torch.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from enum import StrEnum
 
-from engine.errors import UnsupportedModelError
-from engine.folder import read_config, read_json
-from engine.model.rope_config import RopeConfig, read_rope
+from engine.model.rope_config import RopeConfig
+
+
+class Activation(StrEnum):
+    """The function a gate goes through."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_tanh"
+
+
+class QueryKeyNorm(StrEnum):
+    """What is normalised of queries and keys: each head, or all of a row's heads as one."""
+
+    EACH_HEAD = "each_head"
+    WHOLE_ROW = "whole_row"
+
+
+@dataclass(frozen=True, slots=True)
+class NormNames:
+    """The norms of a layer as its weights are named; None where the family has none.
+
+    A norm before a part normalises what goes into it; a norm after it, what is added to the
+    residual.
+    """
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_feed_forward: str | None = "post_attention_layernorm"
+    after_feed_forward: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """What may differ between the layers of one model; window None sees everything before."""
+    """What may differ between the layers of one model.
+
+    With a window, a token sees that many tokens, the last of which is itself.
+    """
 
     window: int | None
     rope: RopeConfig
@@ -25,7 +51,7 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One decoder, whatever its family calls things."""
+    """One decoder. The defaults are Llama's."""
 
     family: str
     vocab_size: int
@@ -40,64 +66,17 @@ class ModelConfig:
     layers: tuple[LayerConfig, ...]
     ties_embeddings: bool
     eos_token_ids: frozenset[int]
+    activation: Activation = Activation.SILU
+    norms: NormNames = NormNames()
+    norm_offset: float = 0.0  # added to the stored weights of every norm
+    query_key_norm: QueryKeyNorm | None = None
+    has_qkv_bias: bool = False
+    is_stored_fused: bool = False  # qkv_proj and gate_up_proj, instead of their parts
+    embedding_scale: float = 1.0
+    attention_softcap: float | None = None
+    score_softcap: float | None = None
 
     @property
     def num_layers(self) -> int:
         """Count the layers."""
         return len(self.layers)
-
-
-def read_model_config(folder: Path) -> ModelConfig:
-    """Read a model folder's configuration.
-
-    Raise UnsupportedModelError for what the decoder does not do.
-    """
-    return model_config(read_config(folder / "config.json"), read_eos_token_ids(folder))
-
-
-def model_config(config: Mapping[str, Any], eos_token_ids: frozenset[int]) -> ModelConfig:
-    """Translate the content of a config.json."""
-    family = config.get("model_type")
-    if family != "llama":
-        raise UnsupportedModelError(f"model_type {family!r}")
-    _require(config, "hidden_act", "silu")
-    _require(config, "attention_bias", allowed=False)
-    _require(config, "mlp_bias", allowed=False)
-    num_heads = int(config["num_attention_heads"])
-    head_dim = int(config.get("head_dim") or config["hidden_size"] // num_heads)
-    layer = LayerConfig(window=None, rope=read_rope(config, head_dim))
-    return ModelConfig(
-        family=family,
-        vocab_size=int(config["vocab_size"]),
-        hidden_size=int(config["hidden_size"]),
-        intermediate_size=int(config["intermediate_size"]),
-        num_heads=num_heads,
-        num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
-        head_dim=head_dim,
-        norm_eps=float(config["rms_norm_eps"]),
-        max_context=int(config["max_position_embeddings"]),
-        attention_scale=head_dim**-0.5,
-        layers=(layer,) * int(config["num_hidden_layers"]),
-        ties_embeddings=bool(config.get("tie_word_embeddings", False)),
-        eos_token_ids=eos_token_ids,
-    )
-
-
-def read_eos_token_ids(folder: Path) -> frozenset[int]:
-    """Return the tokens that end an answer.
-
-    What generation_config.json says, where there is one, goes before config.json.
-    """
-    path = folder / "generation_config.json"
-    declared = read_json(path).get("eos_token_id") if path.exists() else None
-    if declared is None:
-        declared = read_json(folder / "config.json").get("eos_token_id")
-    if declared is None:
-        return frozenset()
-    return frozenset([declared] if isinstance(declared, int) else declared)
-
-
-def _require(config: Mapping[str, Any], name: str, allowed: object) -> None:
-    value = config.get(name, allowed)
-    if value != allowed:
-        raise UnsupportedModelError(f"{name} {value!r}")

@@ -9,23 +9,34 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.kernels.interface import AttentionShape, Kernels, Linear, RaggedBatch
+from engine.kernels.interface import AttentionShape, Kernels, Linear, Parts, RaggedBatch
 from engine.kv_cache import KvCache, LayerCache
 from engine.model.rope import RopeTable
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """One layer's weights; qkv and gate_up are fused. Norms are float32."""
+class PartNorm:
+    """A norm of query or key heads."""
 
-    attention_norm: torch.Tensor  # [M]
+    parts: Parts
+    weight: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer's weights; qkv and gate_up are fused. A norm is float32, or None."""
+
+    norm_before_attention: torch.Tensor | None  # [M]
     qkv: Linear  # M -> (H + 2 G) D
+    qk_norms: tuple[PartNorm, ...]
     attention_out: Linear  # H D -> M
+    norm_after_attention: torch.Tensor | None  # [M]
     shape: AttentionShape
     rope: RopeTable
-    feed_forward_norm: torch.Tensor  # [M]
+    norm_before_feed_forward: torch.Tensor | None  # [M]
     gate_up: Linear  # M -> 2 F
     down: Linear  # F -> M
+    norm_after_feed_forward: torch.Tensor | None  # [M]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +44,16 @@ class DecoderWeights:
     """All weights of a decoder."""
 
     embedding: torch.Tensor  # [V, M]
+    embedding_scale: float
     layers: tuple[DecoderLayer, ...]
     final_norm: torch.Tensor  # [M]
     head: Linear  # M -> V
+    score_softcap: float | None
     norm_eps: float
 
 
 class Decoder:
-    """A model of the Llama kind over the paged cache."""
+    """A model of one of the families in engine/model/families.py, over the paged cache."""
 
     def __init__(self, weights: DecoderWeights, kernels: Kernels, cache: KvCache) -> None:
         self._weights = weights
@@ -50,7 +63,9 @@ class Decoder:
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Compute all rows, store their keys and values; return the normalised sampled rows."""
         weights = self._weights
-        residual = self._kernels.embed(weights.embedding, batch, 1.0)  # [T, M] float32
+        residual = self._kernels.embed(
+            weights.embedding, batch, weights.embedding_scale
+        )  # [T, M] float32
         for layer, cache in zip(weights.layers, self._cache.layers, strict=True):
             self._attend(layer, residual, batch, cache)
             self._feed_forward(layer, residual)
@@ -60,24 +75,41 @@ class Decoder:
 
     def scores(self, hidden: torch.Tensor) -> torch.Tensor:
         """Score the vocabulary for normalised rows, [R, V] float32."""
-        return self._kernels.scores(hidden, self._weights.head, None)
+        return self._kernels.scores(hidden, self._weights.head, self._weights.score_softcap)
 
     def best(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the most likely token of each normalised row, [R]."""
+        """Return the most likely token of each normalised row, [R]; a softcap keeps their order."""
         return self._kernels.best(hidden, self._weights.head)
 
     def _attend(
         self, layer: DecoderLayer, residual: torch.Tensor, batch: RaggedBatch, cache: LayerCache
     ) -> None:
         kernels = self._kernels
-        x = kernels.rms_norm(residual, layer.attention_norm, self._weights.norm_eps)  # [T, M]
+        x = self._enter(residual, layer.norm_before_attention)  # [T, M]
         qkv = kernels.linear(x, layer.qkv)  # [T, (H + 2 G) D]
+        for norm in layer.qk_norms:
+            kernels.rms_norm_parts(qkv, norm.parts, norm.weight, self._weights.norm_eps)
         kernels.rotate_and_store(qkv, batch, layer.rope, cache, layer.shape)
         attended = kernels.attend(qkv, batch, cache, layer.shape)  # [T, H D]
-        kernels.linear_add(attended, layer.attention_out, residual)
+        self._leave(attended, layer.attention_out, layer.norm_after_attention, residual)
 
     def _feed_forward(self, layer: DecoderLayer, residual: torch.Tensor) -> None:
-        kernels = self._kernels
-        x = kernels.rms_norm(residual, layer.feed_forward_norm, self._weights.norm_eps)  # [T, M]
-        gated = kernels.linear_gated(x, layer.gate_up)  # [T, F]
-        kernels.linear_add(gated, layer.down, residual)
+        x = self._enter(residual, layer.norm_before_feed_forward)  # [T, M]
+        gated = self._kernels.linear_gated(x, layer.gate_up)  # [T, F]
+        self._leave(gated, layer.down, layer.norm_after_feed_forward, residual)
+
+    def _enter(self, residual: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+        """Return what goes into a part of a layer, in the model's type."""
+        if norm is None:
+            return self._kernels.narrow(residual)
+        return self._kernels.rms_norm(residual, norm, self._weights.norm_eps)
+
+    def _leave(
+        self, x: torch.Tensor, weight: Linear, norm: torch.Tensor | None, residual: torch.Tensor
+    ) -> None:
+        """Add what comes out of a part of a layer to the residual."""
+        if norm is None:
+            self._kernels.linear_add(x, weight, residual)
+        else:
+            product = self._kernels.linear(x, weight)  # [T, M]
+            self._kernels.rms_norm_add(product, norm, self._weights.norm_eps, residual)

@@ -83,8 +83,45 @@ void record_norm(Program& program, const float* x, const float* weight, int widt
     const int num_rows = is_sampled ? counts.num_sampled : counts.num_rows;
     share_rows(program.pool, num_rows, [&](int row) {
       const int from = is_sampled ? program.batch.sampled_rows[row] : row;
-      normalise_row<Element>(x + size_t(from) * width, weight, width, eps,
-                             to + size_t(row) * width);
+      normalise_row<Float32, Element>(x + size_t(from) * width, weight, width, eps,
+                                      to + size_t(row) * width);
+    });
+  }});
+}
+
+// Normalise `count` neighbouring parts of each row, which is `stride` long, where they are.
+template <class Element>
+void record_norm_parts(Program& program, void* first_part, int stride, int count,
+                       const float* weight, int width, float eps) {
+  auto* rows = static_cast<typename Element::Stored*>(first_part);
+  program.operations.push_back({kRows, [=, &program](const Counts& counts) {
+    share_rows(program.pool, counts.num_rows, [&](int row) {
+      for (int part = 0; part < count; ++part) {
+        auto* at = rows + size_t(row) * stride + size_t(part) * width;
+        normalise_row<Element, Element>(at, weight, width, eps, at);
+      }
+    });
+  }});
+}
+
+template <class Element>
+void record_norm_add(Program& program, const void* x, const float* weight, int width, float eps,
+                     float* residual) {
+  const auto* rows = static_cast<const typename Element::Stored*>(x);
+  program.operations.push_back({kRows, [=, &program](const Counts& counts) {
+    share_rows(program.pool, counts.num_rows, [&](int row) {
+      add_normalised_row<Element>(rows + size_t(row) * width, weight, width, eps,
+                                  residual + size_t(row) * width);
+    });
+  }});
+}
+
+template <class Element>
+void record_narrow(Program& program, const float* x, int width, void* out) {
+  auto* to = static_cast<typename Element::Stored*>(out);
+  program.operations.push_back({kRows, [=, &program](const Counts& counts) {
+    share_rows(program.pool, counts.num_rows, [&](int row) {
+      narrow_row<Element>(x + size_t(row) * width, width, to + size_t(row) * width);
     });
   }});
 }
@@ -280,6 +317,20 @@ void pm_embed(Program* program, const void* table, int width, float scale, float
 void pm_norm(Program* program, const float* x, const float* weight, int width, float eps,
              int is_sampled, void* out) {
   PM_DISPATCH(record_norm, *program, x, weight, width, eps, is_sampled != 0, out);
+}
+
+void pm_norm_parts(Program* program, void* first_part, int stride, int count, const float* weight,
+                   int width, float eps) {
+  PM_DISPATCH(record_norm_parts, *program, first_part, stride, count, weight, width, eps);
+}
+
+void pm_norm_add(Program* program, const void* x, const float* weight, int width, float eps,
+                 float* residual) {
+  PM_DISPATCH(record_norm_add, *program, x, weight, width, eps, residual);
+}
+
+void pm_narrow(Program* program, const float* x, int width, void* out) {
+  PM_DISPATCH(record_narrow, *program, x, width, out);
 }
 
 void pm_linear(Program* program, const void* x, const uint32_t* weight, int num_in_words,

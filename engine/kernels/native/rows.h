@@ -14,27 +14,57 @@ void embed_row(const typename Element::Stored* table, int token, int width, floa
   }
 }
 
-inline float inverse_root_mean_square(const float* x, int width, float eps) {
+template <class Element>
+float inverse_root_mean_square(const typename Element::Stored* x, int width, float eps) {
   Vector squares{};
   int column = 0;
   for (; column + kLanes <= width; column += kLanes) {
-    const Vector value = load(x + column);
+    const Vector value = Element::load_wide(x + column);
     squares += value * value;
   }
   float total = sum(squares);
-  for (; column < width; ++column) total += x[column] * x[column];
+  for (; column < width; ++column) {
+    const float value = Element::widen(x[column]);
+    total += value * value;
+  }
   return 1.0f / std::sqrt(total / width + eps);
 }
 
-template <class Element>
-void normalise_row(const float* x, const float* weight, int width, float eps,
-                   typename Element::Stored* out) {
-  const float scale = inverse_root_mean_square(x, width, eps);
+// From and to may be the same row.
+template <class From, class To>
+void normalise_row(const typename From::Stored* x, const float* weight, int width, float eps,
+                   typename To::Stored* out) {
+  const float scale = inverse_root_mean_square<From>(x, width, eps);
   int column = 0;
   for (; column + kLanes <= width; column += kLanes) {
-    Element::store_narrow(out + column, load(x + column) * scale * load(weight + column));
+    To::store_narrow(out + column, From::load_wide(x + column) * scale * load(weight + column));
   }
-  for (; column < width; ++column) out[column] = Element::narrow(x[column] * scale * weight[column]);
+  for (; column < width; ++column) {
+    out[column] = To::narrow(From::widen(x[column]) * scale * weight[column]);
+  }
+}
+
+template <class Element>
+void add_normalised_row(const typename Element::Stored* x, const float* weight, int width,
+                        float eps, float* residual) {
+  const float scale = inverse_root_mean_square<Element>(x, width, eps);
+  int column = 0;
+  for (; column + kLanes <= width; column += kLanes) {
+    const Vector normed = Element::load_wide(x + column) * scale * load(weight + column);
+    store(residual + column, load(residual + column) + normed);
+  }
+  for (; column < width; ++column) {
+    residual[column] += Element::widen(x[column]) * scale * weight[column];
+  }
+}
+
+template <class Element>
+void narrow_row(const float* x, int width, typename Element::Stored* out) {
+  int column = 0;
+  for (; column + kLanes <= width; column += kLanes) {
+    Element::store_narrow(out + column, load(x + column));
+  }
+  for (; column < width; ++column) out[column] = Element::narrow(x[column]);
 }
 
 // Turn one head in place: its two halves are the coordinates (transformers' rotate_half).

@@ -1,0 +1,182 @@
+"""Every family: logits and greedy answers are transformers', and what is not known is refused."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from engine.config import ComputeType, EngineConfig
+from engine.errors import UnsupportedModelError
+from engine.folder import MalformedFileError
+from engine.kernels.interface import RaggedBatch
+from engine.kernels.reference import ReferenceKernels
+from engine.kv_cache import KvCache
+from engine.loading import load_engine
+from engine.model.build import Placement, load_decoder_weights
+from engine.model.decoder import Decoder
+from engine.model.families import read_model_config
+from engine.sequence import SamplingParams, Sequence
+from tests.support.family_models import (
+    FAMILIES,
+    TheirModel,
+    edit_config,
+    write_family_model,
+)
+
+CPU = torch.device("cpu")
+
+# Logits are a few tens wide; float32 sums of other orders differ by some 1e-5.
+assert_close = partial(torch.testing.assert_close, rtol=1e-4, atol=2e-4)
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    folders = {}
+
+    def make(name):
+        if name not in folders:
+            folders[name] = write_family_model(tmp_path_factory.mktemp("family") / name, name)
+        return folders[name]
+
+    return make
+
+
+def some_ids(length):
+    generator = torch.Generator().manual_seed(length)
+    return torch.randint(256, (length,), generator=generator).tolist()
+
+
+@torch.inference_mode()
+def our_logits(folder, token_ids, max_context):
+    """Score all rows of one sequence, whose blocks have an order of their own and hold no zeros."""
+    config = read_model_config(folder)
+    kernels = ReferenceKernels(torch.float32, is_packed=False)
+    weights = load_decoder_weights(
+        folder, config, kernels, Placement(torch.float32, CPU, max_context)
+    )
+    block_size, num_tokens = 4, len(token_ids)
+    num_blocks = -(-num_tokens // block_size)
+    cache = KvCache(config, num_blocks, block_size, torch.float32, CPU)
+    for layer in cache.layers:
+        layer.keys.fill_(float("nan"))
+        layer.values.fill_(float("nan"))
+    positions = torch.arange(num_tokens, dtype=torch.int32)
+    block_ids = torch.arange(num_blocks, dtype=torch.int32).flip(0)
+    batch = RaggedBatch(
+        token_ids=torch.tensor(token_ids, dtype=torch.int32),
+        positions=positions,
+        slots=block_ids[positions // block_size] * block_size + positions % block_size,
+        row_starts=torch.tensor([0, num_tokens], dtype=torch.int32),
+        context_lengths=torch.tensor([num_tokens], dtype=torch.int32),
+        block_starts=torch.tensor([0, num_blocks], dtype=torch.int32),
+        block_ids=block_ids,
+        sampled_rows=positions,
+    )
+    decoder = Decoder(weights, kernels, cache)
+    return decoder.scores(decoder.forward(batch))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_are_those_of_transformers(folder_of, name):
+    folder = folder_of(name)
+    token_ids = some_ids(60)
+
+    logits = our_logits(folder, token_ids, max_context=128)
+
+    assert_close(logits, TheirModel(folder).logits(token_ids))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_answers_are_those_of_transformers(folder_of, name, run_all):
+    folder = folder_of(name)
+    config = EngineConfig(
+        dtype=ComputeType.FLOAT32, num_blocks=64, max_sequences=4, max_step_tokens=24
+    )
+    prompts = {str(length): some_ids(length) for length in (33, 75)}
+    sampling = SamplingParams(max_tokens=8, ignore_eos=True)
+    theirs = TheirModel(folder)
+
+    answers = run_all(
+        load_engine(folder, config),
+        [Sequence(name, prompt, sampling) for name, prompt in prompts.items()],
+    )
+
+    assert {name: done.token_ids for name, done in answers.items()} == {
+        name: theirs.answer(prompt, num_tokens=8) for name, prompt in prompts.items()
+    }
+
+
+def test_a_context_within_the_original_one_takes_the_short_factors(folder_of):
+    folder = folder_of("phi3-long")
+    token_ids = some_ids(32)
+
+    logits = our_logits(folder, token_ids, max_context=32)
+
+    assert_close(logits, TheirModel(folder).logits(token_ids))
+
+
+def test_older_ways_of_writing_rotations_down_mean_the_same(tmp_path):
+    folder = write_family_model(tmp_path / "model", "gemma3")
+    before = our_logits(folder, some_ids(40), max_context=128)
+
+    edit_config(
+        folder,
+        rope_parameters=None,
+        layer_types=None,
+        sliding_window_pattern=3,
+        rope_theta=1e6,
+        rope_local_base_freq=1e4,
+        rope_scaling={"type": "linear", "factor": 8.0},
+    )
+
+    assert torch.equal(our_logits(folder, some_ids(40), max_context=128), before)
+
+
+def test_the_first_name_of_long_rotations_is_understood(tmp_path):
+    folder = write_family_model(tmp_path / "model", "phi3-long")
+    before = read_model_config(folder)
+    edit_config(
+        folder,
+        rope_parameters=None,
+        rope_theta=10000.0,
+        partial_rotary_factor=0.75,
+        rope_scaling={
+            "type": "su",
+            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+            "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
+        },
+    )
+
+    assert read_model_config(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("olmo2", {"model_type": "olmo3"}, "olmo3"),
+        ("olmo2", {"architectures": ["Olmo2ForSequenceClassification"]}, "SequenceClassification"),
+        ("olmo2", {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}, "mixtral"),
+        ("olmo2", {"hidden_act": "relu"}, "relu"),
+        ("olmo2", {"attention_bias": True}, "attention_bias"),
+        ("olmo2", {"rope_parameters": {"rope_type": "spiral"}}, "spiral"),
+        ("olmo2", {"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ("gemma2", {"layer_types": ["linear_attention"] * 4}, "linear_attention"),
+        ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("mistral", {"layer_types": ["full_attention"] * 4}, "layer_types"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(tmp_path, name, changes, reason):
+    folder = write_family_model(tmp_path / "model", name)
+    edit_config(folder, **changes)
+
+    with pytest.raises(UnsupportedModelError, match=reason):
+        read_model_config(folder)
+
+
+@pytest.mark.parametrize("missing", ["hidden_size", "rms_norm_eps", "max_position_embeddings"])
+def test_a_configuration_that_leaves_out_a_size_is_refused(tmp_path, missing):
+    folder = write_family_model(tmp_path / "model", "olmo2")
+    edit_config(folder, **{missing: None})
+
+    with pytest.raises(MalformedFileError, match=missing):
+        read_model_config(folder)
