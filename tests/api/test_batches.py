@@ -24,7 +24,8 @@ def bench(redis_url, settings):
 def input_file(client) -> str:
     content = as_jsonl([a_line("a"), a_line("b")])
     form = {"purpose": "batch", "file": (io.BytesIO(content), "lines.jsonl")}
-    return client.post("/v1/files", data=form).json["id"]
+    file_id: str = client.post("/v1/files", data=form).json["id"]
+    return file_id
 
 
 def create(client, input_file, headers=None, **fields):

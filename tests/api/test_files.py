@@ -19,7 +19,8 @@ def settings(settings):
 
 @pytest.fixture
 def folder(settings) -> Path:
-    return settings.data_dir / "files"
+    folder: Path = settings.data_dir / "files"
+    return folder
 
 
 def upload(client, content=LINES, *, name="lines.jsonl", headers=None, **fields):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -53,22 +53,17 @@ class Stack:
     ticker: BatchTicker
     redis_url: str
 
-    def workers(self, slots: int = 4) -> ExitStack:
-        """Run a CPU worker and an engine that is a pure function, until the block ends."""
-        running = ExitStack()
-        tick = cpu_worker(
-            self.redis_url,
-            self.queue,
-            BATCH_QUEUE,
-            lambda lease, _: self.ticker.tick(lease),
-            slots=2,
-        )
-        engine = cpu_worker(
-            self.redis_url, self.queue, generate_queue(MODEL), self.answer, slots=slots
-        )
-        running.enter_context(tick)
-        running.enter_context(engine)
-        return running
+    def ticking(self) -> AbstractContextManager[None]:
+        """Run a CPU worker's batches until the block ends."""
+        return cpu_worker(self.redis_url, self.queue, BATCH_QUEUE, self.tick, slots=2)
+
+    def answering(self) -> AbstractContextManager[None]:
+        """Run an engine that is a pure function until the block ends."""
+        queue_name = generate_queue(MODEL)
+        return cpu_worker(self.redis_url, self.queue, queue_name, self.answer, slots=4)
+
+    def tick(self, lease: Lease, _request: str) -> None:
+        self.ticker.tick(lease)
 
     def answer(self, lease: Lease, request: str) -> None:
         messages = wire.decode_request(request).messages
@@ -147,7 +142,7 @@ def test_fifty_lines_three_of_them_bad_go_from_upload_to_both_files(stack):
     ]
     content = as_jsonl([*map(a_line, GOOD[:20]), *bad, *map(a_line, GOOD[20:])])
 
-    with stack.workers():
+    with stack.ticking(), stack.answering():
         file = stack.client.files.create(file=("in.jsonl", content), purpose="batch")
         created = stack.client.batches.create(
             input_file_id=file.id,
@@ -173,7 +168,7 @@ def test_fifty_lines_three_of_them_bad_go_from_upload_to_both_files(stack):
 
 
 def test_each_output_body_is_a_chat_completion_to_the_client(stack):
-    with stack.workers():
+    with stack.ticking(), stack.answering():
         batch = run(stack, as_jsonl([a_line("only")]))
 
     (line,) = stack.lines(batch.output_file_id)
@@ -186,7 +181,7 @@ def test_each_output_body_is_a_chat_completion_to_the_client(stack):
 def test_a_file_that_is_no_batch_fails_with_line_numbers(stack):
     content = as_jsonl([a_line("a")]) + b"{\n" + as_jsonl([a_line("a")])
 
-    with stack.workers():
+    with stack.ticking(), stack.answering():
         batch = run(stack, content)
 
     assert batch.status == "failed"
@@ -207,7 +202,7 @@ def test_a_cancelled_batch_accounts_for_every_line(stack):
         input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h"
     )
 
-    with stack.workers():
+    with stack.ticking(), stack.answering():
         assert stack.client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
         batch = stack.wait_for_end(batch.id)
 
@@ -228,7 +223,7 @@ def test_a_shorter_window_goes_through_extra_body(stack):
     )
     assert batch.expires_at - batch.created_at <= 2
 
-    with stack.workers(slots=0):
+    with stack.ticking():
         batch = stack.wait_for_end(batch.id)
 
     assert batch.status == "expired"
