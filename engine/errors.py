@@ -7,6 +7,7 @@
     │   ├── ContextLimitError
     │   ├── CacheLimitError
     │   ├── SamplingError
+    │   ├── GrammarError
     │   └── DuplicateSequenceError
     ├── KernelsMissingError                 raised while loading
     └── ModelFolderError (ValueError)       raised while loading
@@ -71,6 +72,13 @@ class SamplingError(SequenceRefusedError):
     def __init__(self, name: str, value: object, allowed: str) -> None:
         super().__init__(f"{name} is {value!r}; allowed: {allowed}")
         self.name = name
+
+
+class GrammarError(SequenceRefusedError):
+    """The answer can't be held to this schema."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the schema can't be kept to: {reason}")
 
 
 class DuplicateSequenceError(SequenceRefusedError):

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from engine.sequence import SamplingParams, Sequence
+from engine.token_mask import mask_scores
 
 
 class Head(Protocol):
@@ -34,10 +35,11 @@ class Sampler:
         """Choose the next token of each sequence from its row."""
         if not sequences:
             return []
-        if all(sequence.sampling.temperature == 0 for sequence in sequences):
+        if all(map(_is_plain, sequences)):
             best: list[int] = self._head.best(hidden).tolist()
             return best
         scores = self._head.scores(hidden)  # [R, V] float32
+        mask_scores(scores, sequences)
         chosen: list[int] = scores.argmax(-1).tolist()
         for row, sequence in enumerate(sequences):
             if sequence.sampling.temperature > 0:
@@ -50,6 +52,11 @@ class Sampler:
             seed = sequence.sampling.seed
             sequence.random_seed = self._draw_seed() if seed is None else seed
         return uniform_at(sequence.random_seed, sequence.num_output)
+
+
+def _is_plain(sequence: Sequence) -> bool:
+    """Tell whether the likeliest token is the one to take."""
+    return sequence.sampling.temperature == 0 and sequence.constraint is None
 
 
 def uniform_at(seed: int, index: int) -> float:

@@ -8,7 +8,7 @@ is sampled.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from engine.blocks import BlockTable
 from engine.errors import SamplingError
@@ -52,6 +52,14 @@ class SamplingParams:
             raise SamplingError("min_p", self.min_p, "0 to 1")
 
 
+class TokenConstraint(Protocol):
+    """What an answer must keep to."""
+
+    def allowed_after(self, answer_ids: list[int]) -> bytes:
+        """Return a bit for each token, the lowest first: 1 where the token may come next."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One request. `rank` orders sequences, the lowest first: (priority class, due time)."""
@@ -60,6 +68,7 @@ class Sequence:
     prompt_ids: list[int]
     sampling: SamplingParams
     rank: Rank = (0.0, 0.0)
+    constraint: TokenConstraint | None = None
     known_ids: list[int] = field(init=False)
     num_computed: int = field(init=False, default=0)
     num_cached: int = field(init=False, default=0)
@@ -84,6 +93,11 @@ class Sequence:
     def num_output(self) -> int:
         """Count the sampled tokens."""
         return len(self.known_ids) - len(self.prompt_ids)
+
+    @property
+    def answer_ids(self) -> list[int]:
+        """Return the sampled tokens."""
+        return self.known_ids[len(self.prompt_ids) :]
 
     @property
     def max_known(self) -> int:

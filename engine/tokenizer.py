@@ -78,6 +78,11 @@ class Tokenizer:
         """Count the ids, added tokens included."""
         return self._full.get_vocab_size()
 
+    @property
+    def definition(self) -> str:
+        """The text of tokenizer.json."""
+        return self._full.to_str()
+
     def encode(self, text: str) -> list[int]:
         """Encode a plain prompt, with what the tokenizer itself puts before and after a text."""
         return self._plain.encode(text).ids

@@ -7,14 +7,16 @@ Messages become the two-field form that chat templates read: `developer` is Open
 `system`, and the text parts of one message are joined by line ends.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from queueing.body import TAG, StrictModel, validate
+from queueing.errors import FailureCode, RequestError
 from queueing.fields import MaxTokens, Metadata
 from queueing.job import Choice, JobResult
 from queueing.openai_answer import openai_id, openai_usage
+from queueing.openai_format import ChatFormat
 from queueing.openai_sampling import (
     SamplingBody,
     ServiceTier,
@@ -43,7 +45,6 @@ _UNSERVED: dict[str, tuple[Any, ...]] = {  # values of JSON
     "prompt_cache_key": (),
     "prompt_cache_retention": (),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "safety_identifier": (),
     "store": (False,),
     "tool_choice": ("none", "auto"),
@@ -113,8 +114,21 @@ class ChatBody(SamplingBody):
     messages: Messages
     max_completion_tokens: MaxTokens = None
     max_tokens: MaxTokens = None
+    response_format: ChatFormat | None = None
     metadata: Metadata = None
     service_tier: ServiceTier = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.stop is not None and self.schema_text is not None:
+            message = "stop: would cut an answer that has to keep to response_format"
+            raise RequestError(FailureCode.UNSUPPORTED_PARAMETER, message, "stop")
+        return self
+
+    @property
+    def schema_text(self) -> str | None:
+        """The JSON schema that the answer must keep to."""
+        return None if self.response_format is None else self.response_format.as_schema()
 
     @property
     def asked_max_tokens(self) -> int | None:
@@ -145,11 +159,13 @@ def size_chat(chat: ChatBody, models: ServedModels) -> SizedRequest:
     """Return what to queue; raises RequestError for an unknown model and a prompt too long."""
     model = models.find(chat.model)
     messages = plain_messages(chat.messages)
+    model.check_schema(chat.schema_text, "response_format")
     num_prompt_tokens = model.count_chat(messages)
     request = GenerateRequest(
         model=model.name,
         max_tokens=model.grant(num_prompt_tokens, chat.asked_max_tokens),
         messages=messages,
+        schema=chat.schema_text,
         **sampling_fields(chat),
     )
     return SizedRequest(request, num_prompt_tokens)

@@ -15,6 +15,7 @@ from queueing.errors import FailureCode, RequestError
 from queueing.fields import MaxTokens, Metadata, Temperature, TopP
 from queueing.job import JobError, JobRecord, JobState, Usage
 from queueing.openai_answer import openai_id
+from queueing.openai_format import TextFormat
 from queueing.openai_sampling import (
     ModelName,
     ServiceTier,
@@ -106,12 +107,6 @@ class InputMessage(StrictModel):
         return {"role": role, "content": "\n".join(part.text for part in self.content)}
 
 
-class TextFormat(StrictModel):
-    """The form of the text: plain."""
-
-    type: Literal["text"]
-
-
 class TextSettings(StrictModel):
     """What the text is to be like."""
 
@@ -164,6 +159,13 @@ class ResponseCall(StrictModel):
             return tuple(asked)
         return ({"role": "system", "content": self.instructions}, *asked)
 
+    @property
+    def schema_text(self) -> str | None:
+        """The JSON schema that the answer must keep to."""
+        if self.text is None or self.text.format is None:
+            return None
+        return self.text.format.as_schema()
+
     def echo(self) -> dict[str, Any]:
         """Return what the response object repeats."""
         return {
@@ -174,8 +176,15 @@ class ResponseCall(StrictModel):
             "top_p": or_default(self.top_p),
             "service_tier": self.service_tier or "default",
             "store": self.store is not False,
+            "text": self._echoed_text(),
             "user": self.user,
         }
+
+    def _echoed_text(self) -> dict[str, Any]:
+        form = None if self.text is None else self.text.format
+        if form is None:
+            return {"format": {"type": "text"}}
+        return {"format": form.model_dump(by_alias=True, exclude_none=True)}
 
 
 def parse_response_call(body: dict[str, Any]) -> ResponseCall:
@@ -187,6 +196,7 @@ def size_response(call: ResponseCall, models: ServedModels) -> SizedRequest:
     """Return what to queue; raises RequestError for an unknown model and a prompt too long."""
     model = models.find(call.model)
     messages = call.as_messages()
+    model.check_schema(call.schema_text, "text.format")
     num_prompt_tokens = model.count_chat(messages, "input")
     request = GenerateRequest(
         model=model.name,
@@ -194,6 +204,7 @@ def size_response(call: ResponseCall, models: ServedModels) -> SizedRequest:
         messages=messages,
         temperature=or_default(call.temperature),
         top_p=or_default(call.top_p),
+        schema=call.schema_text,
         user=call.user,
         extra={_ECHO: call.echo()},
     )
@@ -222,7 +233,6 @@ def response_object(record: JobRecord, request: GenerateRequest) -> dict[str, An
         "metadata": {} if record.metadata is None else json.loads(record.metadata),
         "parallel_tool_calls": True,
         "previous_response_id": None,
-        "text": {"format": {"type": "text"}},
         "tool_choice": "auto",
         "tools": [],
         "truncation": "disabled",

@@ -29,6 +29,14 @@ class TextEncoder(Protocol):
         ...
 
 
+class SchemaChecker(Protocol):
+    """Knows which JSON schemas a model's answers can be held to."""
+
+    def check(self, schema: str) -> None:
+        """Raise ValueError for one that can't be kept to."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SizedRequest:
     """A request that is known to fit its model."""
@@ -50,6 +58,19 @@ class ServedModel:
     context_length: int
     default_max_tokens: int
     encoder: TextEncoder
+    schemas: SchemaChecker | None = None
+
+    def check_schema(self, schema: str | None, param: str) -> None:
+        """Refuse a schema that answers can't be held to; raises RequestError."""
+        if schema is None:
+            return
+        if self.schemas is None:
+            message = f"{param} is not supported here"
+            raise RequestError(FailureCode.UNSUPPORTED_PARAMETER, message, param)
+        try:
+            self.schemas.check(schema)
+        except ValueError as error:
+            raise RequestError(FailureCode.INVALID_REQUEST, str(error), param) from error
 
     def count_prompt(self, prompt: str) -> int:
         """Count the tokens of a plain prompt; raises RequestError when there are none."""

@@ -18,8 +18,9 @@ VERSION = 1
 class GenerateRequest:
     """What a prompt job asks for: one of `prompt`, `prompt_ids` and `messages`, and how to answer.
 
-    Temperature 0 is greedy. `stream` asks for the text as it comes. `user` is whom the caller
-    serves; `extra` is what a surface needs again when it tells of the job.
+    Temperature 0 is greedy. `stream` asks for the text as it comes; `schema` is the JSON schema
+    that the text must keep to. `user` is whom the caller serves; `extra` is what a surface needs
+    again when it tells of the job.
     """
 
     model: str
@@ -35,6 +36,7 @@ class GenerateRequest:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     stream: bool = False
+    schema: str | None = None
     user: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 

@@ -13,6 +13,7 @@ import structlog
 from celery import Celery
 from prometheus_client import start_http_server
 
+from engine.grammar import Grammars
 from engine.registry import load_manifest
 from engine.tokenizer import Tokenizer
 from ops.logs import Event, configure_logging
@@ -154,4 +155,6 @@ def _body_reader(settings: Settings, tenants: TenantStore) -> ReadBody:
 def _served_model(folder: Path, default_max_tokens: int) -> ServedModel:
     manifest = load_manifest(folder)
     encoder = Tokenizer.load(folder)
-    return ServedModel(manifest.name, manifest.context_length, default_max_tokens, encoder)
+    return ServedModel(
+        manifest.name, manifest.context_length, default_max_tokens, encoder, Grammars(encoder)
+    )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from celery import Celery
 from prometheus_client import start_http_server
 
+from engine.grammar import Grammars
 from engine.tokenizer import Tokenizer
 from ops.metrics import new_registry
 from ops.settings import Settings
@@ -104,7 +105,15 @@ def _parts(
         on_lost=lambda lease: delivery.lose(lease.tag),
         progress=lambda: serving.num_turns,
     )
-    return EngineParts(intake, model.tokenizer, serving, delivery, renewer, settings.watchdog_s)
+    return EngineParts(
+        intake,
+        model.tokenizer,
+        Grammars(model.tokenizer),
+        serving,
+        delivery,
+        renewer,
+        settings.watchdog_s,
+    )
 
 
 def _generate(job_id: str) -> None:

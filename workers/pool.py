@@ -23,6 +23,7 @@ from billiard.einfo import ExceptionInfo
 from celery.concurrency.base import BasePool
 from celery.exceptions import Terminated
 
+from engine.grammar import Grammars
 from engine.tokenizer import Tokenizer
 from ops.logs import Event
 from queueing.errors import FailureCode, RequestError, StoreUnavailable
@@ -47,6 +48,7 @@ class EngineParts:
 
     intake: Intake
     tokenizer: Tokenizer
+    grammars: Grammars
     serving: ServingLoop
     delivery: Delivery
     renewer: LeaseRenewer
@@ -137,7 +139,7 @@ class EnginePool(BasePool):
     def _begin(self, claim: Claim) -> None:
         parts, lease = self._parts, claim.lease
         try:
-            job = prepare(claim, parts.tokenizer)
+            job = prepare(claim, parts.tokenizer, parts.grammars)
         except UnknownVersion:
             parts.intake.release(lease, delay_s=_NEWER_VERSION_DELAY_S)
             self._note_ended([Ended(lease.tag, None, None)])

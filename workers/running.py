@@ -8,7 +8,8 @@ import time
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from engine.errors import ChatTemplateError, SamplingError
+from engine.errors import ChatTemplateError, GrammarError, SamplingError
+from engine.grammar import Constraint, Grammars
 from engine.sequence import FinishReason, SamplingParams, Sequence
 from engine.stop_strings import StopMatcher
 from engine.tokenizer import Detokenizer, Tokenizer
@@ -62,6 +63,7 @@ class RunningJob:
     clock: StageClock
     detokenizer: Detokenizer
     stops: StopMatcher
+    constraint: Constraint | None = None
     text: list[str] = field(default_factory=list)
     num_tokens: int = 0
     num_cached: int = 0
@@ -106,6 +108,9 @@ class RunningJob:
         if match.is_stopped:
             return self.stopped()
         self.text.append(self.stops.flush())
+        if reason is FinishReason.STOP and not self._keeps_to_schema():
+            message = "the schema became too complex while the answer was made"
+            return self.failed(JobState.FAILED, FailureCode.ENGINE_ERROR, message)
         return self._result(reason, num_output_tokens)
 
     def stopped(self) -> JobResult:
@@ -123,6 +128,9 @@ class RunningJob:
             stages=self.clock.durations_ms(),
         )
 
+    def _keeps_to_schema(self) -> bool:
+        return self.constraint is None or self.constraint.is_matched()
+
     def _result(self, reason: FinishReason, num_output_tokens: int) -> JobResult:
         return JobResult(
             state=JobState.COMPLETED,
@@ -136,7 +144,7 @@ class RunningJob:
         return Usage(len(self.sequence.prompt_ids), num_output_tokens, self.num_cached)
 
 
-def prepare(claim: Claim, tokenizer: Tokenizer) -> RunningJob:
+def prepare(claim: Claim, tokenizer: Tokenizer, grammars: Grammars) -> RunningJob:
     """Read a claim's request and tokenise its prompt; raise RequestError if it can't be run."""
     clock = StageClock()
     request = decode_request(claim.request)
@@ -148,7 +156,8 @@ def prepare(claim: Claim, tokenizer: Tokenizer) -> RunningJob:
         else:
             prompt_ids = tokenizer.encode(request.prompt or "")
         sampling = _sampling(request, claim.lease.job_id)
-    except SamplingError as error:
+        constraint = None if request.schema is None else grammars.constraint(request.schema)
+    except (SamplingError, GrammarError) as error:
         raise RequestError(FailureCode.INVALID_REQUEST, str(error)) from error
     except ChatTemplateError as error:
         raise RequestError(FailureCode.INVALID_REQUEST, str(error), "messages") from error
@@ -164,11 +173,13 @@ def prepare(claim: Claim, tokenizer: Tokenizer) -> RunningJob:
             prompt_ids,
             sampling,
             (float(claim.priority.level), float(claim.due_ms)),
+            constraint,
         ),
         deadline=deadline,
         clock=clock,
         detokenizer=tokenizer.detokenizer(),
         stops=StopMatcher(request.stop),
+        constraint=constraint,
     )
 
 

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from queueing.errors import FailureCode, RequestError
@@ -21,6 +23,14 @@ class LetterEncoder:
         if messages[-1]["role"] != "user":
             raise ValueError("the last word must be the user's")
         return list(range(sum(len(message["content"]) + 1 for message in messages)))
+
+
+class OnlyObjects:
+    """Keeps to any schema whose type is spelled right."""
+
+    def check(self, schema):
+        if json.loads(schema)["type"] not in ("object", "integer"):
+            raise ValueError("no such type")
 
 
 @pytest.fixture
@@ -85,7 +95,6 @@ def test_null_is_the_same_as_leaving_a_parameter_out():
         ("frequency_penalty", 0.1),
         ("presence_penalty", -1),
         ("logit_bias", {"5": 1}),
-        ("response_format", {"type": "json_object"}),
         ("tools", [{}]),
         ("tool_choice", "required"),
         ("reasoning_effort", "high"),
@@ -107,12 +116,75 @@ def test_what_is_not_served_is_refused_by_name(name, value):
         ("logprobs", False),
         ("frequency_penalty", 0),
         ("logit_bias", {}),
-        ("response_format", {"type": "text"}),
         ("tools", []),
     ],
 )
 def test_a_value_that_asks_for_nothing_is_taken(name, value):
     assert parse_chat_body(BODY | {name: value}) == parse_chat_body(BODY)
+
+
+def a_schema(definition):
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": definition}}
+
+
+@pytest.mark.parametrize(
+    ("form", "schema"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"type": "object"}),
+        (a_schema({"type": "integer"}), {"type": "integer"}),
+    ],
+)
+def test_a_response_format_becomes_the_schema_to_keep_to(form, schema):
+    models = ServedModels([ServedModel("m", 20, 8, LetterEncoder(), OnlyObjects())])
+
+    request = size_chat(parse_chat_body(BODY | {"response_format": form}), models).request
+
+    assert (None if request.schema is None else json.loads(request.schema)) == schema
+
+
+def test_a_schema_that_the_model_cannot_keep_to_is_refused():
+    models = ServedModels([ServedModel("m", 20, 8, LetterEncoder(), OnlyObjects())])
+    chat = parse_chat_body(BODY | {"response_format": a_schema({"type": "objct"})})
+
+    with pytest.raises(RequestError) as caught:
+        size_chat(chat, models)
+
+    assert caught.value.code is FailureCode.INVALID_REQUEST
+    assert caught.value.param == "response_format"
+
+
+def test_without_a_compiler_of_schemas_a_response_format_is_refused_by_name(models):
+    chat = parse_chat_body(BODY | {"response_format": {"type": "json_object"}})
+
+    with pytest.raises(RequestError) as caught:
+        size_chat(chat, models)
+
+    assert caught.value.code is FailureCode.UNSUPPORTED_PARAMETER
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"type": "regex"}, "response_format.type"),
+        ({"type": "json_schema"}, "response_format.json_schema"),
+        ({"type": "json_schema", "json_schema": {"name": "a"}}, "response_format.json_schema"),
+        ({"type": "json_object", "json_schema": {"name": "a", "schema": {}}}, None),
+        (a_schema([]), "response_format.json_schema.schema"),
+        (a_schema({}) | {"x": 1}, "response_format.x"),
+    ],
+)
+def test_a_response_format_out_of_shape_is_refused(form, param):
+    code, refused_param = refused(BODY | {"response_format": form})
+
+    assert code in (FailureCode.INVALID_REQUEST, FailureCode.UNKNOWN_PARAMETER)
+    assert refused_param == param or param is None
+
+
+def test_stop_strings_do_not_go_with_a_schema():
+    body = BODY | {"response_format": {"type": "json_object"}, "stop": "}"}
+
+    assert refused(body) == (FailureCode.UNSUPPORTED_PARAMETER, "stop")
 
 
 @pytest.mark.parametrize("name", ["chat_template", "chat_template_kwargs", "best_of", "x", ""])
