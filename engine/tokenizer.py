@@ -145,6 +145,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._released: list[list[int]] = []
         self._context: list[int] = []
         self._held: list[int] = []
 
@@ -186,8 +187,12 @@ class Detokenizer:
         return ""
 
     def _advance(self, length: int) -> None:
-        self._context = (self._context + self._held[:length])[-_CONTEXT_TOKENS:]
+        """Let go of held tokens; the context begins where some of them did, not in a character."""
+        self._released.append(self._held[:length])
         del self._held[:length]
+        while sum(map(len, self._released)) - len(self._released[0]) >= _CONTEXT_TOKENS:
+            del self._released[0]
+        self._context = [token_id for released in self._released for token_id in released]
 
 
 def _named_tokens(settings: dict[str, Any]) -> dict[str, str]:

@@ -6,7 +6,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as RawTokenizer
-from tokenizers import decoders, models
+from tokenizers import decoders, models, pre_tokenizers
 
 from engine.errors import ChatTemplateError, ModelFolderError
 from engine.tokenizer import Tokenizer
@@ -157,14 +157,22 @@ def test_streaming_any_tokens_gives_what_decoding_them_gives(byte_tokenizer, ids
     assert "".join(pieces) + rest == byte_tokenizer.decode(ids)
 
 
-@pytest.fixture(scope="module")
-def fallback_tokenizer():
-    """Make a tokenizer of the SentencePiece kind: words with a leading mark, bytes for the rest."""
-    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)}
-    vocabulary |= {"▁Hello": 256, "▁world": 257, "!": 258, "<unk>": 259}
+WORDS = {"▁Hello": 256, "▁world": 257, "!": 258, "<unk>": 259, "\ufeff": 260, "▁": 261}
+
+
+def of_sentencepiece_kind(byte_fallback):
+    """Make a tokenizer whose words carry a leading mark, with or without bytes for the rest."""
+    vocabulary = WORDS | {f"<0x{byte:02X}>": byte for byte in range(256)}
     raw = RawTokenizer(
-        models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True)
+        models.BPE(
+            vocab=vocabulary,
+            merges=[],
+            unk_token="<unk>",
+            byte_fallback=byte_fallback,
+            ignore_merges=True,
+        )
     )
+    raw.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first")
     raw.decoder = decoders.Sequence(
         [
             decoders.Replace("▁", " "),
@@ -176,6 +184,16 @@ def fallback_tokenizer():
     return Tokenizer(raw.to_str(), None, {}, frozenset())
 
 
+@pytest.fixture(scope="module")
+def fallback_tokenizer():
+    return of_sentencepiece_kind(byte_fallback=True)
+
+
+@pytest.fixture(scope="module")
+def plain_tokenizer():
+    return of_sentencepiece_kind(byte_fallback=False)
+
+
 def test_words_keep_their_spaces_when_streamed_one_by_one(fallback_tokenizer):
     ids = [256, 257, 258, *"é😀".encode(), 257]
 
@@ -183,6 +201,33 @@ def test_words_keep_their_spaces_when_streamed_one_by_one(fallback_tokenizer):
 
     assert "".join(pieces) + rest == "Hello world!é😀 world" == fallback_tokenizer.decode(ids)
     assert "\ufffd" not in "".join(pieces)
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="é😀日\ufeff!\n", max_size=20))
+def test_what_has_no_word_comes_back_from_its_bytes(fallback_tokenizer, text):
+    ids = fallback_tokenizer.encode(text)
+
+    pieces, rest = stream(fallback_tokenizer, ids)
+
+    assert "".join(pieces) + rest == fallback_tokenizer.decode(ids)
+    assert ("".join(pieces) + rest).strip() == text.strip()
+
+
+def test_without_bytes_an_unknown_character_is_one_unknown_token(plain_tokenizer):
+    ids = plain_tokenizer.encode("Hello world é")
+
+    pieces, rest = stream(plain_tokenizer, ids)
+
+    assert ids[:2] == [256, 257]
+    assert ids[-1] == 259
+    assert "".join(pieces) + rest == plain_tokenizer.decode(ids)
+
+
+def test_a_byte_order_mark_before_the_words_is_a_token_like_any_other(plain_tokenizer):
+    pieces, rest = stream(plain_tokenizer, [260, 256, 257])
+
+    assert "".join(pieces) + rest == "\ufeff Hello world" == plain_tokenizer.decode([260, 256, 257])
 
 
 def test_the_tokenizer_works_without_torch():
