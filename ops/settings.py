@@ -131,7 +131,7 @@ class Settings(BaseSettings):
 
     # CPU worker
     cpu_slots: int = Field(
-        default=8, ge=1, description="Webhook deliveries and batch ticks a CPU worker runs at once."
+        default=64, ge=1, description="Webhook deliveries and batch ticks run at once."
     )
     batch_window: int = Field(
         default=256, ge=1, description="Lines of one batch kept in the queue at once."
