@@ -28,12 +28,12 @@ from queueing.files import FileStore
 from queueing.job import BATCH_QUEUE, JANITOR_QUEUE, WEBHOOK_QUEUE, Lease, task_of_queue
 from queueing.openai_chat import parse_chat_body, size_chat
 from queueing.queue import JobQueue, QueueLimits
-from queueing.served_model import ServedModel, ServedModels, SizedRequest
+from queueing.served_model import ServedModel, ServedModels
 from queueing.store import connect
 from queueing.tenants import Tenant, TenantStore
 from queueing.webhook_signature import WebhookSecret
 from queueing.webhook_url import UrlPolicy
-from workers.batches import BatchTicker, ReadBody, TickLimits
+from workers.batches import BatchTicker, LinePolicy, TickLimits
 from workers.celery_config import consume_from, make_celery, worker_options
 from workers.drain import Drain
 from workers.file_sweep import FileSweep
@@ -98,8 +98,8 @@ def run_cpu_worker(settings: Settings, name: str | None = None) -> int:
     tick_limits = TickLimits(
         max_lines=settings.max_batch_lines, max_line_bytes=settings.max_body_bytes
     )
-    read_body = _body_reader(settings, TenantStore(client, prefix=settings.key_prefix))
-    ticker = BatchTicker(jobs, batches, files, read_body, BatchMetrics(registry), tick_limits)
+    policy_of = _line_policies(settings, TenantStore(client, prefix=settings.key_prefix))
+    ticker = BatchTicker(jobs, batches, files, policy_of, BatchMetrics(registry), tick_limits)
     works: dict[str, Work] = {
         JANITOR_QUEUE: lambda lease, _request: janitor.run(lease),
         BATCH_QUEUE: lambda lease, _request: ticker.tick(lease),
@@ -140,16 +140,19 @@ def _deliverer(
     return WebhookDeliverer(jobs, http, receivers, metrics, RetrySchedule())
 
 
-def _body_reader(settings: Settings, tenants: TenantStore) -> ReadBody:
+def _line_policies(settings: Settings, tenants: TenantStore) -> Callable[[str], LinePolicy]:
     models = ServedModels(
         _served_model(folder, settings.default_max_tokens) for folder in settings.models
     )
 
-    def read(name: str, body: dict[str, Any]) -> SizedRequest:
+    def policy_of(name: str) -> LinePolicy:
         tenant = tenants.get(name) or Tenant(name)
-        return size_chat(parse_chat_body(body), models.among(tenant.models))
+        allowed = models.among(tenant.models)
+        return LinePolicy(
+            lambda body: size_chat(parse_chat_body(body), allowed), tenant.tier.weight
+        )
 
-    return read
+    return policy_of
 
 
 def _served_model(folder: Path, default_max_tokens: int) -> ServedModel:

@@ -60,8 +60,16 @@ from queueing.served_model import SizedRequest
 
 log = structlog.stdlib.get_logger(__name__)
 
-# Reads the body of a tenant's line; raises RequestError for what the API would refuse too.
-ReadBody = Callable[[str, dict[str, Any]], SizedRequest]
+
+@dataclass(frozen=True, slots=True)
+class LinePolicy:
+    """How a tenant's lines are taken.
+
+    `read_body` raises RequestError for what the API would refuse too; `weight` is that of Job.
+    """
+
+    read_body: Callable[[dict[str, Any]], SizedRequest]
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +98,14 @@ class BatchTicker:
         queue: JobQueue,
         batches: BatchStore,
         files: FileStore,
-        read_body: ReadBody,
+        policy_of: Callable[[str], LinePolicy],
         metrics: BatchMetrics,
         limits: TickLimits | None = None,
     ) -> None:
         self._queue = queue
         self._batches = batches
         self._files = files
-        self._read_body = read_body
+        self._policy_of = policy_of
         self._metrics = metrics
         self._limits = limits or TickLimits()
 
@@ -180,11 +188,12 @@ class BatchTicker:
 
     def _send(self, run: "BatchRun") -> float:
         """Fill the window with lines; return how long there is nothing to do after that."""
+        policy = self._policy_of(run.batch.tenant)
         for _ in range(self._limits.max_chunks):
             room = run.batch.window - run.progress.num_in_flight
             if run.progress.is_all_sent or room <= 0:
                 return self._until_news_s(run)
-            chunk = self._read_chunk(run, min(room, self._limits.chunk_lines))
+            chunk = self._read_chunk(run, policy, min(room, self._limits.chunk_lines))
             try:
                 self._queue.enqueue_many(chunk.jobs)
             except QueueFull:
@@ -240,19 +249,19 @@ class BatchTicker:
             assert num_joined == num_lines, f"{num_joined} {kind} lines, {num_lines} were counted"
             return self._files.place(draft)
 
-    def _read_chunk(self, run: "BatchRun", limit: int) -> "Chunk":
+    def _read_chunk(self, run: "BatchRun", policy: LinePolicy, limit: int) -> "Chunk":
         chunk = Chunk(run.progress.cursor)
         for line in self._next_lines(run, limit):
             chunk.end = line.after
             if line.is_sent:
                 continue
             try:
-                sized = self._read_body(run.batch.tenant, line.body)
+                sized = policy.read_body(line.body)
             except RequestError as error:
                 refusal = JobError(error.code, error.message, error.param)
                 chunk.refused.append(line_of_error(line.id, refusal))
             else:
-                chunk.jobs.append(_job_of(run, line, sized))
+                chunk.jobs.append(_job_of(run, line, sized, policy.weight))
         return chunk
 
     def _next_lines(self, run: "BatchRun", limit: int) -> Iterator["NextLine"]:
@@ -357,7 +366,7 @@ class NextLine:
     """A line beyond the cursor. `is_sent` when a tick that died sent it: it will be harvested."""
 
     id: LineId
-    body: dict[str, Any]  # JSON that ReadBody checks
+    body: dict[str, Any]  # JSON that its policy checks
     after: Cursor
     is_sent: bool
 
@@ -377,7 +386,7 @@ def line_job_id(batch_id: str, line: int) -> str:
     return "job_" + encode_base62(int.from_bytes(digest, "big"))
 
 
-def _job_of(run: BatchRun, line: NextLine, sized: SizedRequest) -> Job:
+def _job_of(run: BatchRun, line: NextLine, sized: SizedRequest, weight: float) -> Job:
     batch = run.batch
     return Job(
         id=line.id.job_id,
@@ -386,6 +395,7 @@ def _job_of(run: BatchRun, line: NextLine, sized: SizedRequest) -> Job:
         tenant=batch.tenant,
         priority=Priority.BULK,
         cost=sized.cost,
+        weight=weight,
         deadline_s=max(0.001, batch.expires_s - batch.now_s),
         batch=BatchLine(batch.id, line.after.line, line.id.custom_id, run.lease.fence),
     )

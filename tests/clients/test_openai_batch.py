@@ -37,7 +37,7 @@ from tests.support.api_server import ApiServer
 from tests.support.batch_bench import ENDPOINT, a_line, answer_to, as_jsonl
 from tests.support.cpu_worker import cpu_worker
 from tests.support.tiny_model import write_tiny_model
-from workers.batches import BatchTicker
+from workers.batches import BatchTicker, LinePolicy
 
 API_KEY = "pm_test-key"
 MODEL = "tiny"
@@ -126,7 +126,7 @@ def stack(server, redis_url, model_dir, data_dir) -> Iterator[Stack]:
         queue,
         BatchStore(connection),
         FileStore(connection, data_dir),
-        lambda _tenant, body: size_chat(parse_chat_body(body), models),
+        lambda _tenant: LinePolicy(lambda body: size_chat(parse_chat_body(body), models)),
         BatchMetrics(CollectorRegistry()),
     )
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=API_KEY, max_retries=0) as client:

@@ -36,11 +36,12 @@ from queueing.job import (
 from queueing.openai_chat import parse_chat_body, size_chat
 from queueing.queue import JobQueue, QueueLimits
 from queueing.served_model import ServedModel, ServedModels, SizedRequest
-from workers.batches import BatchTicker, TickLimits
+from workers.batches import BatchTicker, LinePolicy, TickLimits
 
 ENDPOINT: Final = "/v1/chat/completions"
 MODEL = "tiny"
 OTHER_MODEL = "other"
+WEIGHT = 2.5
 CONTEXT = 64
 
 
@@ -56,7 +57,7 @@ class WordEncoder:
         return self.encode(" ".join(message["content"] for message in messages))
 
 
-def read_body(_tenant: str, body: dict[str, Any]) -> SizedRequest:
+def read_body(body: dict[str, Any]) -> SizedRequest:
     models = ServedModels(
         ServedModel(name, CONTEXT, default_max_tokens=16, encoder=WordEncoder())
         for name in (MODEL, OTHER_MODEL)
@@ -103,7 +104,7 @@ class BatchBench:
             JobQueue(client, self.limits, clock=self.clock),
             BatchStore(client, self.limits, clock=self.clock),
             FileStore(client, self.data_dir, self.limits, clock=self.clock),
-            read_body,
+            lambda _tenant: LinePolicy(read_body, WEIGHT),
             self.metrics,
             limits or TickLimits(chunk_lines=4),
         )

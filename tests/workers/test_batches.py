@@ -5,10 +5,10 @@ import pytest
 from queueing.batch import BatchStatus
 from queueing.batch_store import BatchFiles
 from queueing.errors import StaleLease
-from queueing.job import DEFAULT_TENANT, generate_queue
+from queueing.job import DEFAULT_TENANT, Priority, generate_queue
 from queueing.queue import QueueLimits
 from queueing.store import connect
-from tests.support.batch_bench import MODEL, OTHER_MODEL, BatchBench, a_line, as_jsonl
+from tests.support.batch_bench import MODEL, OTHER_MODEL, WEIGHT, BatchBench, a_line, as_jsonl
 from workers.batches import TickLimits
 
 
@@ -381,3 +381,14 @@ def test_models_of_one_file_each_go_to_their_own_queue(bench):
 
     bench.check_conserved(batch, ["a", "b", "c"])
     assert batch.progress.completed == 2
+
+
+def test_lines_carry_their_tenants_weight_and_the_batchs_deadline(bench):
+    batch_id = bench.create(as_jsonl([a_line("a")]), window_s=60)
+    bench.tick()
+
+    (job_id,) = bench.batches.live(batch_id)
+    record = bench.queue.get(job_id, DEFAULT_TENANT)
+    assert record.priority is Priority.BULK
+    assert record.deadline_s == bench.read(batch_id).expires_s
+    assert float(bench.client.hget(f"{{pm}}:job:{job_id}", "weight")) == WEIGHT
