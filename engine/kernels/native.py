@@ -51,6 +51,7 @@ class NativeKernels:
         self._values_per_word = 4 // dtype.itemsize
         self._sizes = sizes
         self._buffers: dict[tuple[str, int], torch.Tensor] = {}
+        self._arena = _Arena(library)
         self._kept: list[object] = []  # whatever the program holds addresses of
         self._program = library.pm_create(_ELEMENTS[dtype], num_threads)
         self._close = weakref.finalize(self, library.pm_destroy, self._program)
@@ -96,7 +97,7 @@ class NativeKernels:
         num_out, num_in = weight.shape
         assert num_in % self._values_per_word == 0, "rows are whole words"
         num_words = num_in // self._values_per_word
-        packed = torch.empty(self._library.pm_packed_words(num_out, num_words), dtype=torch.int32)
+        packed = self._arena.take(self._library.pm_packed_words(num_out, num_words))
         weight = weight.contiguous()
         is_gated = int(activation is not None)
         self._library.pm_pack(weight.data_ptr(), num_out, num_words, is_gated, packed.data_ptr())
@@ -193,6 +194,8 @@ class NativeKernels:
         shape: AttentionShape,
     ) -> None:
         """Rotate queries and keys in place and write keys and values to the cache."""
+        for tensor in (cache.keys, cache.values):
+            self._library.pm_use_large_pages(tensor.data_ptr(), tensor.nbytes)
         self._library.pm_rotate(
             self._program,
             qkv.data_ptr(),
@@ -286,6 +289,25 @@ class NativeKernels:
         assert tensor.is_contiguous(), "recorded tensors are read from front to back"
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+
+class _Arena:
+    """Memory for packed weights in a few large pieces, which large pages can cover."""
+
+    _PIECE_WORDS = 8 << 20
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._rest = torch.empty(0, dtype=torch.int32)
+
+    def take(self, num_words: int) -> torch.Tensor:
+        """Return a part that nothing else uses, on a cache line of its own."""
+        num_taken = -(-num_words // 16) * 16
+        if num_taken > len(self._rest):
+            self._rest = torch.empty(max(num_taken, self._PIECE_WORDS), dtype=torch.int32)
+            self._library.pm_use_large_pages(self._rest.data_ptr(), self._rest.nbytes)
+        taken, self._rest = self._rest[:num_words], self._rest[num_taken:]
+        return taken
 
 
 class NativeModel:

@@ -68,39 +68,76 @@ struct Attention {
   }
 
  private:
+  // Score a span's keys, a few vectors of positions at a time so that enough sums are under way.
   template <int kRows>
   void score_span(const Tile& tile, int start, int num_seen, float (&scores)[kRows][kSpan]) const {
-    const int block_size = cache.block_size;
-    const int num_words = cache.head_dim / P;
-    for (int offset = 0; offset < num_seen; offset += block_size) {
-      const int block = tile.blocks[(start + offset) / block_size];
-      const uint32_t* keys = reinterpret_cast<const uint32_t*>(
-          cache.keys + cache.head_at(block, tile.head));
-      int place = 0;
-      for (; place + kLanes <= block_size; place += kLanes) {
-        Vector sums[kRows] = {};
-        for (int word = 0; word < num_words; ++word) {
-          const Words key = load_words(keys + word * block_size + place);
-#pragma GCC unroll 6
-          for (int row = 0; row < kRows; ++row) {
-            const Words query = splat_word(load_as<uint32_t>(tile.queries[row] + word * P));
-            sums[row] = Element::dot(sums[row], key, query);
-          }
-        }
-        for (int row = 0; row < kRows; ++row) store(scores[row] + offset + place, sums[row]);
-      }
-      for (; place < block_size; ++place) {
+    if (cache.block_size % kLanes) {
+      for (int place = 0; place < num_seen; ++place) {
         for (int row = 0; row < kRows; ++row) {
-          float total = 0;
-          for (int dim = 0; dim < cache.head_dim; ++dim) {
-            const Stored* key = reinterpret_cast<const Stored*>(keys) +
-                                (size_t(dim / P) * block_size + place) * P + dim % P;
-            total += Element::widen(*key) * Element::widen(tile.queries[row][dim]);
-          }
-          scores[row][offset + place] = total;
+          scores[row][place] = score_one(tile, tile.queries[row], start + place);
+        }
+      }
+      return;
+    }
+    constexpr int kParts = kRows <= 3 ? 4 : 2;
+    for (int place = 0; place < num_seen; place += kParts * kLanes) {
+      const uint32_t* keys[kParts];
+      for (int part = 0; part < kParts; ++part) {
+        // Beyond what is seen any key will do: its score is hidden later.
+        const int seen = place + part * kLanes < num_seen ? place + part * kLanes : place;
+        keys[part] = key_words(tile, start + seen);
+      }
+      score_parts<kRows, kParts>(tile, keys, place, scores);
+    }
+  }
+
+  template <int kRows, int kParts>
+  void score_parts(const Tile& tile, const uint32_t* (&keys)[kParts], int place,
+                   float (&scores)[kRows][kSpan]) const {
+    const int num_words = cache.head_dim / P;
+    Vector sums[kRows][kParts];
+#pragma GCC unroll 6
+    for (int row = 0; row < kRows; ++row) {
+      for (int part = 0; part < kParts; ++part) sums[row][part] = Vector{};
+    }
+    for (int word = 0; word < num_words; ++word) {
+      Words parts[kParts];
+      for (int part = 0; part < kParts; ++part) {
+        parts[part] = load_words(keys[part] + word * cache.block_size);
+      }
+#pragma GCC unroll 6
+      for (int row = 0; row < kRows; ++row) {
+        const Words query = splat_word(load_as<uint32_t>(tile.queries[row] + word * P));
+        for (int part = 0; part < kParts; ++part) {
+          sums[row][part] = Element::dot(sums[row][part], parts[part], query);
         }
       }
     }
+#pragma GCC unroll 6
+    for (int row = 0; row < kRows; ++row) {
+      for (int part = 0; part < kParts; ++part) {
+        store(scores[row] + place + part * kLanes, sums[row][part]);
+      }
+    }
+  }
+
+  // Return the first word of the keys from this position on; it begins a vector within its block.
+  const uint32_t* key_words(const Tile& tile, int position) const {
+    const int block = tile.blocks[position / cache.block_size];
+    return reinterpret_cast<const uint32_t*>(cache.keys + cache.head_at(block, tile.head)) +
+           position % cache.block_size;
+  }
+
+  float score_one(const Tile& tile, const Stored* query, int position) const {
+    const int block = tile.blocks[position / cache.block_size];
+    const Stored* keys = cache.keys + cache.head_at(block, tile.head);
+    const int place = position % cache.block_size;
+    float total = 0;
+    for (int dim = 0; dim < cache.head_dim; ++dim) {
+      const size_t index = (size_t(dim / P) * cache.block_size + place) * P + dim % P;
+      total += Element::widen(keys[index]) * Element::widen(query[dim]);
+    }
+    return total;
   }
 
   // Turn a row's scores into weights; return by how much earlier sums shrink.
@@ -151,35 +188,45 @@ struct Attention {
   void add_dims(const Tile& tile, int start, int num_seen, const Stored (&weights)[kRows][kSpan],
                 float* sums, int dim) const {
     Vector totals[kRows][kParts];
+#pragma GCC unroll 6
     for (int row = 0; row < kRows; ++row) {
       for (int part = 0; part < kParts; ++part) {
         totals[row][part] = load(sums + row * cache.head_dim + dim + part * kLanes);
       }
     }
-    for (int place = 0; place < num_seen; place += P) {
-      const int position = start + place;
-      const int block = tile.blocks[position / cache.block_size];
-      const Stored* values = cache.values + cache.head_at(block, tile.head) +
-                             (size_t(position % cache.block_size) * cache.head_dim) + dim * P;
-      // The last word's second half may lie beyond the context and hold anything.
-      const uint32_t mask = P == 2 && position + 1 >= tile.context ? 0x0000ffffu : 0xffffffffu;
-      Words parts[kParts];
-      for (int part = 0; part < kParts; ++part) {
-        parts[part] = load_as<Words>(values + part * kLanes * P) & mask;
-      }
-#pragma GCC unroll 6
-      for (int row = 0; row < kRows; ++row) {
-        const Words weight = splat_word(load_as<uint32_t>(weights[row] + place));
+    for (int place = 0; place < num_seen;) {
+      const Stored* values = value_words(tile, start + place) + dim * P;
+      const int end = std::min(num_seen, place + cache.block_size - (start + place) % cache.block_size);
+      for (; place < end; place += P, values += cache.head_dim * P) {
+        // The last word's second half may lie beyond the context and hold anything.
+        const bool is_half = P == 2 && start + place + 1 >= tile.context;
+        Words parts[kParts];
         for (int part = 0; part < kParts; ++part) {
-          totals[row][part] = Element::dot(totals[row][part], parts[part], weight);
+          parts[part] = load_as<Words>(values + part * kLanes * P);
+          if (is_half) parts[part] &= 0x0000ffffu;
+        }
+#pragma GCC unroll 6
+        for (int row = 0; row < kRows; ++row) {
+          const Words weight = splat_word(load_as<uint32_t>(weights[row] + place));
+          for (int part = 0; part < kParts; ++part) {
+            totals[row][part] = Element::dot(totals[row][part], parts[part], weight);
+          }
         }
       }
     }
+#pragma GCC unroll 6
     for (int row = 0; row < kRows; ++row) {
       for (int part = 0; part < kParts; ++part) {
         store(sums + row * cache.head_dim + dim + part * kLanes, totals[row][part]);
       }
     }
+  }
+
+  // Return the values of this position, whose place within its block is even where two share words.
+  const Stored* value_words(const Tile& tile, int position) const {
+    const int block = tile.blocks[position / cache.block_size];
+    return cache.values + cache.head_at(block, tile.head) +
+           size_t(position % cache.block_size) * cache.head_dim;
   }
 
   template <int kRows>

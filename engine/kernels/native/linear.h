@@ -48,9 +48,13 @@ inline void pack(const uint32_t* weight, int num_out, int num_in_words, bool is_
   }
 }
 
+// The results go to memory only at the end: as long as the loops below are unrolled, the sums
+// themselves stay in registers, however large the code is that uses the results.
 template <class Element, int kRows>
 inline void multiply_tile(const uint32_t* x, size_t stride, const uint32_t* panel, int num_words,
-                          Vector (&sums)[kRows][kVectors]) {
+                          Vector (&results)[kRows][kVectors]) {
+  Vector sums[kRows][kVectors];
+#pragma GCC unroll 12
   for (int row = 0; row < kRows; ++row) {
     for (int part = 0; part < kVectors; ++part) sums[row][part] = Vector{};
   }
@@ -65,6 +69,10 @@ inline void multiply_tile(const uint32_t* x, size_t stride, const uint32_t* pane
       }
     }
   }
+#pragma GCC unroll 12
+  for (int row = 0; row < kRows; ++row) {
+    for (int part = 0; part < kVectors; ++part) results[row][part] = sums[row][part];
+  }
 }
 
 // Compute num_rows rows of one panel, kRows at a time; what is left goes to smaller tiles.
@@ -73,10 +81,11 @@ void multiply_rows(const uint32_t* x, size_t stride, const PackedWeight& weight,
                    int first_row, int num_rows, const Sink& sink) {
   const uint32_t* words = weight.words + size_t(panel) * weight.num_in_words * kPanel;
   for (; num_rows >= kRows; num_rows -= kRows, first_row += kRows) {
-    Vector sums[kRows][kVectors];
+    Vector results[kRows][kVectors];
     multiply_tile<Element, kRows>(x + first_row * stride, stride, words, weight.num_in_words,
-                                  sums);
-    for (int row = 0; row < kRows; ++row) sink(first_row + row, panel, sums[row]);
+                                  results);
+#pragma GCC unroll 1
+    for (int row = 0; row < kRows; ++row) sink(first_row + row, panel, results[row]);
   }
   if constexpr (kRows > 1) {
     if (num_rows) {
@@ -98,16 +107,20 @@ void multiply_evenly(const uint32_t* x, const PackedWeight& weight, int panel, i
   multiply_rows<Element, kRows>(x, weight.num_in_words, weight, panel, 0, num_rows, sink);
 }
 
+// Choose tasks of at least some microseconds, but several for each thread.
+inline int panels_per_task(const Pool& pool, const PackedWeight& weight, int num_rows) {
+  const int64_t panel_work = std::max<int64_t>(1, int64_t(num_rows) * weight.num_in_words);
+  const int worthwhile = static_cast<int>(std::max<int64_t>(1, 40000 / panel_work));
+  const int num_panels = ceil_div(weight.num_out, kPanel);
+  return std::max(1, std::min(worthwhile, num_panels / (pool.num_threads() * 4)));
+}
+
 template <class Element, class Sink>
-void multiply(Pool& pool, const void* x, const PackedWeight& weight, int num_rows,
+void multiply(Pool& pool, const void* x, const PackedWeight& weight, int num_rows, int grain,
               const Sink& sink) {
   if (num_rows == 0) return;
   const int num_panels = ceil_div(weight.num_out, kPanel);
   const int height = ceil_div(num_rows, ceil_div(num_rows, kTile));
-  // A task of at least some microseconds, but several for each thread.
-  const int64_t panel_work = int64_t(num_rows) * weight.num_in_words;
-  const int worthwhile = static_cast<int>(std::max<int64_t>(1, 40000 / panel_work));
-  const int grain = std::max(1, std::min(worthwhile, num_panels / (pool.num_threads() * 4)));
   pool.share(ceil_div(num_panels, grain), [&](int task, int) {
     const int end = std::min(num_panels, (task + 1) * grain);
     for (int panel = task * grain; panel < end; ++panel) {
@@ -203,28 +216,56 @@ struct WriteScores {
   }
 };
 
-// Keep each row's best column of the panel; the scores themselves are never stored.
+// Keep the best column of each lane over a task's panels; the scores themselves are never stored.
+// Of equal scores the lowest column wins.
 struct KeepBest {
-  float* scores;  // [panels][rows]
-  int32_t* columns;
+  static constexpr int kPanelsPerTask = 32;
+
+  struct Best {
+    Vector score;
+    Integers panel;
+  };
+
+  Best* best;  // [tasks][rows][kVectors]
   int num_rows;
   int num_out;
 
   void operator()(int row, int panel, const Vector (&sums)[kVectors]) const {
-    float best = -INFINITY;
-    int32_t best_column = panel * kPanel;
+    Best* of_row = best + (size_t(panel / kPanelsPerTask) * num_rows + row) * kVectors;
+    const bool is_first = panel % kPanelsPerTask == 0;
     for (int part = 0; part < kVectors; ++part) {
-      const int column = panel * kPanel + part * kLanes;
-      if (column + kLanes <= num_out && largest(sums[part]) <= best) continue;
-      for (int lane = 0; lane < kLanes && column + lane < num_out; ++lane) {
-        if (sums[part][lane] > best) {
-          best = sums[part][lane];
-          best_column = column + lane;
+      if (is_first) of_row[part] = {splat(-INFINITY), Integers{}};
+      const Vector score = panel * kPanel + part * kLanes + kLanes <= num_out
+                               ? sums[part]
+                               : without_padding(sums[part], panel * kPanel + part * kLanes);
+      const auto is_better = score > of_row[part].score;
+      of_row[part].score = is_better ? score : of_row[part].score;
+      of_row[part].panel = is_better ? Integers{} + panel : of_row[part].panel;
+    }
+  }
+
+  Vector without_padding(Vector score, int column) const {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (column + lane >= num_out) score[lane] = -INFINITY;
+    }
+    return score;
+  }
+
+  int best_column(int row, int num_tasks) const {
+    float best_score = -INFINITY;
+    int best_column = 0;
+    for (int task = 0; task < num_tasks; ++task) {
+      const Best* of_row = best + (size_t(task) * num_rows + row) * kVectors;
+      for (int lane = 0; lane < kPanel; ++lane) {
+        const float score = of_row[lane / kLanes].score[lane % kLanes];
+        const int column = of_row[lane / kLanes].panel[lane % kLanes] * kPanel + lane;
+        if (score > best_score || (score == best_score && column < best_column)) {
+          best_score = score;
+          best_column = column;
         }
       }
     }
-    scores[size_t(panel) * num_rows + row] = best;
-    columns[size_t(panel) * num_rows + row] = best_column;
+    return best_column;
   }
 };
 

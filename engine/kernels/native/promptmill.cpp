@@ -13,6 +13,10 @@
 #include "pool.h"
 #include "rows.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 using namespace promptmill;
 
 namespace {
@@ -213,7 +217,8 @@ void record_linear(Program& program, const void* x, const PackedWeight& weight, 
   const WriteElements<Element> sink{static_cast<typename Element::Stored*>(out), bias,
                                     weight.num_out};
   program.operations.push_back({kLinear, [=, &program](const Counts& counts) {
-    multiply<Element>(program.pool, x, weight, counts.num_rows, sink);
+    const int grain = panels_per_task(program.pool, weight, counts.num_rows);
+    multiply<Element>(program.pool, x, weight, counts.num_rows, grain, sink);
   }});
 }
 
@@ -222,7 +227,8 @@ void record_linear_add(Program& program, const void* x, const PackedWeight& weig
                        float* residual) {
   const AddToResidual sink{residual, weight.num_out};
   program.operations.push_back({kLinear, [=, &program](const Counts& counts) {
-    multiply<Element>(program.pool, x, weight, counts.num_rows, sink);
+    const int grain = panels_per_task(program.pool, weight, counts.num_rows);
+    multiply<Element>(program.pool, x, weight, counts.num_rows, grain, sink);
   }});
 }
 
@@ -231,7 +237,8 @@ void record_linear_gated(Program& program, const void* x, const PackedWeight& we
   const WriteGated<Element, kIsGelu> sink{static_cast<typename Element::Stored*>(out),
                                           weight.num_out / 2};
   program.operations.push_back({kLinear, [=, &program](const Counts& counts) {
-    multiply<Element>(program.pool, x, weight, counts.num_rows, sink);
+    const int grain = panels_per_task(program.pool, weight, counts.num_rows);
+    multiply<Element>(program.pool, x, weight, counts.num_rows, grain, sink);
   }});
 }
 
@@ -240,28 +247,22 @@ void record_scores(Program& program, const void* x, const PackedWeight& weight, 
                    float* out) {
   const WriteScores sink{out, weight.num_out, softcap};
   program.operations.push_back({kHead, [=, &program](const Counts& counts) {
-    multiply<Element>(program.pool, x, weight, counts.num_sampled, sink);
+    const int grain = panels_per_task(program.pool, weight, counts.num_sampled);
+    multiply<Element>(program.pool, x, weight, counts.num_sampled, grain, sink);
   }});
 }
 
-// Of equal scores the lowest column wins.
 template <class Element>
 void record_best(Program& program, const void* x, const PackedWeight& weight, int max_rows,
                  int32_t* out) {
-  const int num_panels = ceil_div(weight.num_out, kPanel);
-  auto scores = std::make_shared<std::vector<float>>(size_t(num_panels) * max_rows);
-  auto columns = std::make_shared<std::vector<int32_t>>(size_t(num_panels) * max_rows);
+  const int num_tasks = ceil_div(ceil_div(weight.num_out, kPanel), KeepBest::kPanelsPerTask);
+  const auto best =
+      std::make_shared<std::vector<KeepBest::Best>>(size_t(num_tasks) * max_rows * kVectors);
   program.operations.push_back({kHead, [=, &program](const Counts& counts) {
     const int num_rows = counts.num_sampled;
-    const KeepBest sink{scores->data(), columns->data(), num_rows, weight.num_out};
-    multiply<Element>(program.pool, x, weight, num_rows, sink);
-    for (int row = 0; row < num_rows; ++row) {
-      int best = 0;
-      for (int panel = 1; panel < num_panels; ++panel) {
-        if (sink.scores[panel * num_rows + row] > sink.scores[best * num_rows + row]) best = panel;
-      }
-      out[row] = sink.columns[best * num_rows + row];
-    }
+    const KeepBest sink{best->data(), num_rows, weight.num_out};
+    multiply<Element>(program.pool, x, weight, num_rows, KeepBest::kPanelsPerTask, sink);
+    for (int row = 0; row < num_rows; ++row) out[row] = sink.best_column(row, num_tasks);
   }});
 }
 
@@ -273,7 +274,6 @@ Program* pm_create(int element, int num_threads) { return new Program(element, n
 
 void pm_destroy(Program* program) { delete program; }
 
-// Begin a new list of operations that shares the threads of the program.
 void pm_set_batch(Program* program, const Batch* batch) { program->batch = *batch; }
 
 int pm_num_operations(const Program* program) { return static_cast<int>(program->operations.size()); }
@@ -306,6 +306,16 @@ void pm_pack(const uint32_t* weight, int num_out, int num_in_words, int is_gated
 }
 
 int pm_panel() { return kPanel; }
+
+// Ask for large pages where memory is read from end to end: fewer address translations.
+void pm_use_large_pages(void* memory, size_t size) {
+#if defined(__linux__)
+  constexpr uintptr_t kLargePage = 2 << 20;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + kLargePage - 1) & ~(kLargePage - 1);
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + size) & ~(kLargePage - 1);
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
 
 #define PM_DISPATCH(function, ...)                    \
   (program->element == 0 ? function<Float32>(__VA_ARGS__) : function<Bfloat16>(__VA_ARGS__))

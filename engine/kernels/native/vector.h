@@ -26,6 +26,8 @@ typedef float Vector __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Integers __attribute__((vector_size(kLanes * 4)));
 
+typedef int32_t Integers4 __attribute__((vector_size(16)));
+
 template <class To, class From>
 inline To bits_as(const From& from) {
   static_assert(sizeof(To) == sizeof(From));
@@ -47,20 +49,31 @@ inline void store(float* to, Vector value) { std::memcpy(to, &value, sizeof valu
 inline Vector splat(float value) { return Vector{} + value; }
 inline Words splat_word(uint32_t value) { return Words{} + value; }
 
-// The order of the sum is fixed: equal rows give equal bits wherever they are computed.
+inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+
+typedef float Quarter __attribute__((vector_size(16)));
+
+// Fold the lanes pairwise; the order is fixed, so equal rows give equal bits wherever they are.
+template <class Fold>
+inline float fold_lanes(Vector value, const Fold& fold) {
+  Quarter quarters[kLanes / 4];
+  std::memcpy(quarters, &value, sizeof value);
+  for (int width = kLanes / 8; width; width /= 2) {
+    for (int index = 0; index < width; ++index) {
+      quarters[index] = fold(quarters[index], quarters[index + width]);
+    }
+  }
+  const Quarter pairs = fold(quarters[0], __builtin_shuffle(quarters[0], Integers4{2, 3, 0, 1}));
+  return fold(pairs, __builtin_shuffle(pairs, Integers4{1, 0, 3, 2}))[0];
+}
+
 inline float sum(Vector value) {
-  float total = 0;
-  for (int lane = 0; lane < kLanes; ++lane) total += value[lane];
-  return total;
+  return fold_lanes(value, [](Quarter a, Quarter b) { return a + b; });
 }
 
 inline float largest(Vector value) {
-  float best = value[0];
-  for (int lane = 1; lane < kLanes; ++lane) best = value[lane] > best ? value[lane] : best;
-  return best;
+  return fold_lanes(value, [](Quarter a, Quarter b) { return a > b ? a : b; });
 }
-
-inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
 
 struct Float32 {
   using Stored = float;
