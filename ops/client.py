@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from ops.stack import Connection
+from ops.connection import Connection
 
 _POLL_WAIT_S = 20.0
 _BUSY_PAUSE_S = 0.5

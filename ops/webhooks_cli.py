@@ -6,8 +6,8 @@ import click
 import httpx
 
 from ops.client import ApiError, Client
+from ops.connection import Connection
 from ops.settings import Settings
-from ops.stack import Connection
 from ops.webhook_listener import Heard, WebhookListener
 from queueing.clock import SystemClock
 from queueing.webhook_signature import WebhookSecret
