@@ -32,9 +32,10 @@ class Waiter:
 
     def wait(self, timeout_s: float) -> bool:
         """Block until woken; False when the time ran out first."""
-        was_woken = self._woken.wait(max(0.0, timeout_s))
+        if not self._woken.wait(max(0.0, timeout_s)):
+            return False  # nothing is cleared: a wake that comes just now is for the next look
         self._woken.clear()
-        return was_woken
+        return True
 
     def wake(self) -> None:
         """Let it look. Any thread."""

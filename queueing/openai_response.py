@@ -175,7 +175,6 @@ class ResponseCall(StrictModel):
             "temperature": or_default(self.temperature),
             "top_p": or_default(self.top_p),
             "service_tier": self.service_tier or "default",
-            "store": self.store is not False,
             "text": self._echoed_text(),
             "user": self.user,
         }

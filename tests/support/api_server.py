@@ -43,6 +43,11 @@ class ApiServer:
         """What the process has printed."""
         return self._log.read_text(errors="replace")
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has been started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Start the process and return when it answers."""
         with self._log.open("ab") as log:

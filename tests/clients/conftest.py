@@ -1,0 +1,24 @@
+"""A whole installation for the unmodified openai package."""
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.support.live_stack import LiveStack
+
+
+@pytest.fixture(scope="session")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
+    """Run an API and a fake engine's worker for the whole session."""
+    stack = LiveStack(tmp_path_factory.mktemp("live"), step_ms=2.0)
+    stack.start()
+    yield stack
+    stack.stop()
+
+
+@pytest.fixture
+def ai(live: LiveStack) -> Iterator[openai.OpenAI]:
+    """Return a client as a stranger would make it."""
+    with live.client(timeout=20) as client:
+        yield client
