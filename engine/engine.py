@@ -16,9 +16,10 @@ from engine.errors import (
     ContextLimitError,
     DuplicateSequenceError,
     EmptyPromptError,
+    SamplingError,
     TokenIdError,
 )
-from engine.plan import Capacity, StepOutput, StepPlan, TokenOutput
+from engine.plan import Capacity, Choice, StepOutput, StepPlan, TokenOutput
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 
@@ -36,7 +37,7 @@ class Runner(Protocol[Hidden_co]):
 class TokenSampler(Protocol[Hidden_contra]):
     """Chooses the next token of each sequence from its hidden state."""
 
-    def sample(self, hidden: Hidden_contra, sequences: list[Sequence]) -> list[int]: ...
+    def sample(self, hidden: Hidden_contra, sequences: list[Sequence]) -> list[Choice]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +101,14 @@ class Engine(Generic[Hidden]):
         started = self._timer()
         plan = self._scheduler.plan()
         sequences = [chunk.sequence for chunk in plan.chunks if chunk.samples]
-        sampled_ids: list[int] = []
+        choices: list[Choice] = []
         if plan.chunks:
             hidden = self._runner.run(plan)
-            sampled_ids = self._sampler.sample(hidden, sequences)
-        finished = self._scheduler.commit(plan, sampled_ids)
+            choices = self._sampler.sample(hidden, sequences)
+        finished = self._scheduler.commit(plan, [choice.token_id for choice in choices])
         self._capacity = self._measure_capacity()
         return StepOutput(
-            tokens=self._handed_out(sequences, sampled_ids),
+            tokens=self._handed_out(sequences, choices),
             finished=tuple(finished),
             preempted_ids=plan.preempted_ids,
             batch_size=len(plan.chunks),
@@ -128,6 +129,9 @@ class Engine(Generic[Hidden]):
         for index, token_id in enumerate(sequence.prompt_ids):
             if not 0 <= token_id < limits.vocab_size:
                 raise TokenIdError(index, token_id, limits.vocab_size)
+        for token_id in sequence.sampling.logit_bias:
+            if not 0 <= token_id < limits.vocab_size:
+                raise SamplingError("logit_bias", token_id, f"tokens 0 to {limits.vocab_size - 1}")
         if sequence.max_known > limits.max_context:
             num_prompt_tokens = len(sequence.prompt_ids)
             max_tokens = sequence.sampling.max_tokens
@@ -139,12 +143,12 @@ class Engine(Generic[Hidden]):
             raise DuplicateSequenceError(sequence.id)
 
     def _handed_out(
-        self, sequences: list[Sequence], sampled_ids: list[int]
+        self, sequences: list[Sequence], choices: list[Choice]
     ) -> tuple[TokenOutput, ...]:
         return tuple(
-            TokenOutput(sequence.id, token_id)
-            for sequence, token_id in zip(sequences, sampled_ids, strict=True)
-            if not self._scheduler.is_stop(sequence, token_id)
+            TokenOutput(sequence.id, choice.token_id, choice.logprobs)
+            for sequence, choice in zip(sequences, choices, strict=True)
+            if not self._scheduler.is_stop(sequence, choice.token_id)
         )
 
     def _measure_capacity(self) -> Capacity:

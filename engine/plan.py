@@ -37,6 +37,26 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities in the model's own distribution.
+
+    That is before temperature, limits, penalties and bias. top lists (token id, log probability),
+    the likeliest first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the sampler chose for one sequence; logprobs only where they were asked for."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TokenOutput:
     """One token handed out.
 
@@ -45,6 +65,7 @@ class TokenOutput:
 
     sequence_id: str
     token_id: int
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Sampler: hidden states in, one token for each sequence out.
 
-Owns every way of choosing. Randomness is a function of the sequence's seed and how many tokens it
-has, nothing else, so a preempted, moved or repeated sequence draws the same numbers whatever runs
-beside it.
+Owns the order of choosing: the model's own scores, then what the request adds to them, then the
+mask of a constrained answer, then the draw. Log probabilities are the model's own, before any of
+it. A batch in which every sequence only wants the likeliest token never sees its scores.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,10 @@ from typing import Protocol
 
 import torch
 
-from engine.sequence import SamplingParams, Sequence
+from engine.draw import Draw, draw_tokens, uniform_at
+from engine.plan import Choice, TokenLogprobs
+from engine.score_rules import apply_rules
+from engine.sequence import Sequence
 from engine.token_mask import mask_scores
 
 
@@ -31,21 +34,32 @@ class Sampler:
         self._draw_seed = draw_seed
 
     @torch.inference_mode()
-    def sample(self, hidden: torch.Tensor, sequences: list[Sequence]) -> list[int]:
+    def sample(self, hidden: torch.Tensor, sequences: list[Sequence]) -> list[Choice]:
         """Choose the next token of each sequence from its row."""
         if not sequences:
             return []
         if all(map(_is_plain, sequences)):
-            best: list[int] = self._head.best(hidden).tolist()
-            return best
+            return [Choice(token_id) for token_id in self._head.best(hidden).tolist()]
         scores = self._head.scores(hidden)  # [R, V] float32
+        own = {
+            row: scores[row].log_softmax(-1)
+            for row, sequence in enumerate(sequences)
+            if sequence.sampling.num_logprobs is not None
+        }
+        apply_rules(scores, sequences)
         mask_scores(scores, sequences)
-        chosen: list[int] = scores.argmax(-1).tolist()
-        for row, sequence in enumerate(sequences):
-            if sequence.sampling.temperature > 0:
-                uniform = self._next_uniform(sequence)
-                chosen[row] = _choose(scores[row], sequence.sampling, uniform)
-        return chosen
+        token_ids: list[int] = scores.argmax(-1).tolist()
+        draws = [
+            Draw(row, sequence.sampling, self._next_uniform(sequence))
+            for row, sequence in enumerate(sequences)
+            if sequence.sampling.temperature > 0
+        ]
+        for draw, token_id in zip(draws, draw_tokens(scores, draws), strict=True):
+            token_ids[draw.row] = token_id
+        return [
+            Choice(token_id, _logprobs(own[row], token_id, sequence) if row in own else None)
+            for row, (token_id, sequence) in enumerate(zip(token_ids, sequences, strict=True))
+        ]
 
     def _next_uniform(self, sequence: Sequence) -> float:
         if sequence.random_seed is None:
@@ -55,29 +69,12 @@ class Sampler:
 
 
 def _is_plain(sequence: Sequence) -> bool:
-    """Tell whether the likeliest token is the one to take."""
-    return sequence.sampling.temperature == 0 and sequence.constraint is None
+    """Tell whether the model's likeliest token is all that is wanted."""
+    return sequence.sampling.is_plain and sequence.constraint is None
 
 
-def uniform_at(seed: int, index: int) -> float:
-    """Return the index-th number in [0, 1) of a seed's stream (SplitMix64, Steele et al. 2014)."""
-    mixed = (seed + (index + 1) * 0x9E3779B97F4A7C15) & _MASK
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
-    return ((mixed ^ (mixed >> 31)) >> 11) / (1 << 53)
-
-
-_MASK = (1 << 64) - 1
-
-
-def _choose(scores: torch.Tensor, sampling: SamplingParams, uniform: float) -> int:
-    """Draw from what temperature, top-k, top-p and min-p leave of the distribution."""
-    limit = min(sampling.top_k or len(scores), len(scores))
-    likely, token_ids = (scores / sampling.temperature).topk(limit)  # most likely first
-    probabilities = likely.softmax(-1)
-    cumulative = probabilities.cumsum(-1)
-    is_kept = cumulative - probabilities < sampling.top_p  # what comes before it is not enough yet
-    is_kept &= probabilities >= sampling.min_p * probabilities[0]
-    kept = cumulative[: int(is_kept.sum())]
-    place = torch.searchsorted(kept, uniform * kept[-1], right=True)
-    return int(token_ids[min(int(place), len(kept) - 1)])
+def _logprobs(own: torch.Tensor, token_id: int, sequence: Sequence) -> TokenLogprobs:
+    """Look up the chosen token and the likeliest ones in the model's own distribution."""
+    likeliest = own.topk(sequence.sampling.num_logprobs or 0)
+    top = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
+    return TokenLogprobs(float(own[token_id]), tuple(top))

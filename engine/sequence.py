@@ -8,6 +8,7 @@ is sampled.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from typing import Protocol, TypeAlias
 
 from engine.blocks import BlockTable
@@ -27,7 +28,8 @@ class FinishReason(StrEnum):
 class SamplingParams:
     """How the next token is chosen and when to end.
 
-    Temperature 0 is greedy; top_k 0 and top_p 1 are off.
+    temperature 0 is greedy. Off are: top_k 0, top_p 1, min_p 0, repetition_penalty 1, the other
+    penalties 0. num_logprobs asks for log probabilities of each token and of so many others.
     """
 
     max_tokens: int
@@ -35,21 +37,49 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    num_logprobs: int | None = None
     seed: int | None = None
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise SamplingError("max_tokens", self.max_tokens, "1 or more")
-        if not 0.0 <= self.temperature <= 100.0:
-            raise SamplingError("temperature", self.temperature, "0 to 100")
-        if self.top_k < 0:
-            raise SamplingError("top_k", self.top_k, "0 (off) or more")
-        if not 0.0 < self.top_p <= 1.0:
-            raise SamplingError("top_p", self.top_p, "above 0, at most 1")
-        if not 0.0 <= self.min_p <= 1.0:
-            raise SamplingError("min_p", self.min_p, "0 to 1")
+        for name, (lowest, highest) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not lowest <= value <= highest:
+                raise SamplingError(name, value, f"{lowest:g} to {highest:g}")
+        for token_id, bias in self.logit_bias.items():
+            if not -_LARGEST_BIAS <= bias <= _LARGEST_BIAS:
+                raise SamplingError(f"logit_bias[{token_id}]", bias, "-100 to 100")
+
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether the likeliest token by the model's own scores is all that is wanted."""
+        return (
+            self.temperature == 0
+            and self.repetition_penalty == 1.0
+            and not self.presence_penalty
+            and not self.frequency_penalty
+            and not self.logit_bias
+            and self.num_logprobs is None
+        )
+
+
+_LARGEST_BIAS = 100.0
+_RANGES: dict[str, tuple[float, float]] = {
+    "max_tokens": (1, inf),
+    "temperature": (0.0, 100.0),
+    "top_k": (0, inf),
+    "top_p": (1e-9, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-3, 1e3),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "num_logprobs": (0, 100),
+}
 
 
 class TokenConstraint(Protocol):

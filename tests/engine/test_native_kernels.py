@@ -1,6 +1,7 @@
 """The compiled kernels mean what the plain ones mean, on ragged batches and poisoned memory."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -217,7 +218,7 @@ def a_poisoned_cache(generator, batch, shape, dtype):
             slots.append(block * BLOCK_SIZE + position % BLOCK_SIZE)
     if slots:
         assert max(slots) < num_slots
-        filled = RaggedBatch(*[indices([0] * len(slots))] * 2, indices(slots), *[indices([0])] * 5)
+        filled = replace(batch, positions=indices([0] * len(slots)), slots=indices(slots))
         heads = shape.num_heads + 2 * shape.num_kv_heads
         rows = a_matrix(generator, len(slots), heads * shape.head_dim, dtype=dtype)
         no_turn = RopeTable(torch.ones(1, 2), torch.zeros(1, 2))
