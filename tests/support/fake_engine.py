@@ -16,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from engine.admission import AdmissionEstimate
 from engine.blocks import BlockPool
 from engine.engine import Engine, EngineLimits
-from engine.plan import StepPlan
+from engine.plan import Choice, StepPlan
 from engine.scheduler import Scheduler, StepLimits
 from engine.sequence import Sequence
 from engine.tokenizer import Tokenizer
@@ -97,9 +97,9 @@ class FakeSampler:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def sample(self, hidden: None, sequences: list[Sequence]) -> list[int]:
+    def sample(self, hidden: None, sequences: list[Sequence]) -> list[Choice]:
         del hidden
-        return [self._next(sequence) for sequence in sequences]
+        return [Choice(self._next(sequence)) for sequence in sequences]
 
     def _next(self, sequence: Sequence) -> int:
         prompt = list(self._tokenizer.decode(sequence.prompt_ids).encode())
