@@ -7,9 +7,8 @@ sampler.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from engine.errors import (
     CacheLimitError,
@@ -22,6 +21,9 @@ from engine.errors import (
 from engine.plan import Capacity, Choice, StepOutput, StepPlan, TokenOutput
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from engine.memory import MemoryPlan  # it reads torch
 
 Hidden = TypeVar("Hidden")
 Hidden_co = TypeVar("Hidden_co", covariant=True)
@@ -51,6 +53,15 @@ class EngineLimits:
     block_size: int
 
 
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What runs here, for logs and metrics."""
+
+    kernels: str = "none"
+    dtype: str = "none"
+    memory: "MemoryPlan | None" = None
+
+
 class Engine(Generic[Hidden]):
     """One model, one cache, one continuously changing batch."""
 
@@ -60,13 +71,13 @@ class Engine(Generic[Hidden]):
         runner: Runner[Hidden],
         sampler: TokenSampler[Hidden],
         limits: EngineLimits,
-        timer: Callable[[], float] = time.perf_counter,
+        facts: EngineFacts = EngineFacts(),
     ) -> None:
         self.limits = limits
+        self.facts = facts
         self._scheduler = scheduler
         self._runner = runner
         self._sampler = sampler
-        self._timer = timer
         self._capacity = self._measure_capacity()
 
     @property
@@ -98,7 +109,7 @@ class Engine(Generic[Hidden]):
 
         If this raises, no sequence has moved: the same step can be tried again.
         """
-        started = self._timer()
+        started = time.perf_counter()
         plan = self._scheduler.plan()
         sequences = [chunk.sequence for chunk in plan.chunks if chunk.samples]
         choices: list[Choice] = []
@@ -115,7 +126,7 @@ class Engine(Generic[Hidden]):
             num_prompt_tokens=plan.num_tokens - len(sequences),
             num_decode_tokens=len(sequences),
             num_cached_tokens=plan.num_cached_tokens,
-            duration_s=self._timer() - started,
+            duration_s=time.perf_counter() - started,
         )
 
     def check_integrity(self) -> None:

@@ -13,13 +13,14 @@ import torch
 from engine.admission import AdmissionEstimate
 from engine.blocks import BlockPool
 from engine.config import ComputeType, EngineConfig, KernelChoice
-from engine.engine import Engine, EngineLimits
-from engine.errors import KernelsMissingError, MemoryBudgetError
+from engine.engine import Engine, EngineFacts, EngineLimits
+from engine.errors import KernelsMissingError
 from engine.folder import readable_files, stored_dtype, weights_of
 from engine.kernels.native import NativeKernels, NativeModel
 from engine.kernels.native_library import find_library
 from engine.kernels.reference import ReferenceKernels, can_pack
-from engine.kv_cache import KvCache, block_bytes
+from engine.kv_cache import KvCache
+from engine.memory import plan_memory
 from engine.model.build import Placement, load_decoder_weights
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
@@ -43,7 +44,7 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
     dtype = _compute_dtype(folder, config)
     model = read_model_config(folder)
     max_context = min(config.max_context or model.max_context, model.max_context)
-    num_blocks = config.num_blocks or _blocks_in_budget(folder, model, config, dtype)
+    memory = plan_memory(model, config, _weights_bytes(folder, model, dtype), dtype)
 
     sizes = StepSizes(
         num_tokens=config.max_step_tokens,
@@ -52,7 +53,7 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
     )
     kernels = _choose_kernels(config, dtype, device, sizes)
     weights = load_decoder_weights(folder, model, kernels, Placement(dtype, device, max_context))
-    cache = KvCache(model, num_blocks, config.block_size, dtype, device)
+    cache = KvCache(model, memory.num_blocks, config.block_size, dtype, device)
     buffers = StepBuffers(sizes, config.block_size, device)
     decoder = Decoder(weights, kernels, cache)
     network: Decoder | NativeModel = decoder
@@ -60,7 +61,7 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
         network = NativeModel(decoder, kernels, buffers)
 
     cache_key = _weights_digest(folder) if config.prefix_caching else None
-    pool = BlockPool(num_blocks, config.block_size, cache_key=cache_key)
+    pool = BlockPool(memory.num_blocks, config.block_size, cache_key=cache_key)
     scheduler = Scheduler(
         pool,
         StepLimits(config.max_sequences, config.max_step_tokens),
@@ -75,9 +76,10 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
             vocab_size=model.vocab_size,
             max_context=max_context,
             max_sequences=config.max_sequences,
-            num_blocks=num_blocks,
+            num_blocks=memory.num_blocks,
             block_size=config.block_size,
         ),
+        EngineFacts(kernels.name, str(dtype).removeprefix("torch."), memory),
     )
 
 
@@ -99,21 +101,13 @@ def _compute_dtype(folder: Path, config: EngineConfig) -> torch.dtype:
     return torch.bfloat16 if stored == "bfloat16" else torch.float32
 
 
-def _blocks_in_budget(
-    folder: Path, model: ModelConfig, config: EngineConfig, dtype: torch.dtype
-) -> int:
-    """Give the cache what the budget leaves beside the weights.
-
-    At least one whole context must fit.
-    """
-    weights_bytes = sum(path.stat().st_size for path in weights_of(readable_files(folder)))
-    one_block = block_bytes(model, config.block_size, dtype)
-    num_blocks = (config.memory_budget_bytes - weights_bytes) // one_block
-    longest = min(config.max_context or model.max_context, model.max_context)
-    num_needed = -(-longest // config.block_size)
-    if num_blocks < num_needed:
-        raise MemoryBudgetError(weights_bytes + num_needed * one_block, config.memory_budget_bytes)
-    return num_blocks
+def _weights_bytes(folder: Path, model: ModelConfig, dtype: torch.dtype) -> int:
+    """Count the weights as they will be held; a tied embedding is also packed as the head."""
+    paths = weights_of(readable_files(folder))
+    stored_itemsize: int = getattr(torch, stored_dtype(paths)).itemsize
+    stored_bytes = sum(path.stat().st_size for path in paths)
+    head_values = model.vocab_size * model.hidden_size if model.ties_embeddings else 0
+    return stored_bytes * dtype.itemsize // stored_itemsize + head_values * dtype.itemsize
 
 
 def _weights_digest(folder: Path) -> bytes:

@@ -1,12 +1,15 @@
 """What the engine's tests share: running sequences to their end, and small models."""
 
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine.build import compile_variant
 from engine.engine import Engine
+from engine.kernels.native_library import fitting_variants
 from engine.plan import Completion
 from engine.sequence import Sequence
 from tests.support.tiny_model import write_tiny_model
@@ -22,6 +25,15 @@ def two_threads() -> None:
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="session")
+def compiled_kernels() -> None:
+    """Have the kernels for this machine compiled, as an installation does."""
+    fastest = fitting_variants()[0]
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    assert compiler, "the native kernels are tested where there is a compiler"
+    compile_variant(compiler, fastest)
 
 
 @pytest.fixture

@@ -2,12 +2,13 @@ from dataclasses import replace
 
 import pytest
 
-from engine.config import ComputeType, EngineConfig
+from engine.config import ComputeType, EngineConfig, KernelChoice
 from engine.errors import (
     CacheLimitError,
     ContextLimitError,
     DuplicateSequenceError,
     EmptyPromptError,
+    MemoryBudgetError,
     TokenIdError,
 )
 from engine.loading import load_engine
@@ -105,6 +106,24 @@ def test_the_cache_takes_what_the_memory_budget_leaves(tiny_folder):
     budget = 4 << 20
     engine = load_engine(tiny_folder, a_config(num_blocks=None, memory_budget_bytes=budget))
 
-    weights_bytes = (tiny_folder / "model.safetensors").stat().st_size
+    memory = engine.facts.memory
+    assert memory is not None
     block_bytes = 2 * 2 * 2 * 16 * 16 * 4  # K and V, layers, heads, head size, tokens, float32
-    assert engine.limits.num_blocks == (budget - weights_bytes) // block_bytes
+    assert memory.weights_bytes == (tiny_folder / "model.safetensors").stat().st_size
+    assert memory.cache_bytes == engine.limits.num_blocks * block_bytes
+    spent = memory.weights_bytes + memory.activation_bytes + memory.reserved_bytes
+    assert budget - block_bytes < spent + memory.cache_bytes <= budget
+
+
+def test_a_budget_that_holds_no_whole_context_is_refused_with_the_numbers(tiny_folder):
+    with pytest.raises(MemoryBudgetError) as refused:
+        load_engine(tiny_folder, a_config(num_blocks=None, memory_budget_bytes=1 << 20))
+
+    assert refused.value.needed_bytes > refused.value.budget_bytes == 1 << 20
+
+
+def test_an_engine_tells_what_it_runs_on(tiny_folder):
+    engine = load_engine(tiny_folder, a_config(kernels=KernelChoice.REFERENCE))
+
+    assert engine.facts.kernels.startswith("reference")
+    assert engine.facts.dtype == "float32"
