@@ -25,6 +25,14 @@ class BlockTable:
     digests: list[bytes] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class CachedPrefix:
+    """Leading blocks that are cached; those that others hold take nothing from the pool."""
+
+    num_blocks: int
+    num_held: int
+
+
 class BlockPool:
     """All blocks of one cache. The only place where blocks change hands."""
 
@@ -37,6 +45,11 @@ class BlockPool:
         self._num_holders = [0] * num_blocks
         self._digest_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Tell whether equal beginnings share blocks."""
+        return self._cache_key is not None
 
     @property
     def num_free(self) -> int:
@@ -92,21 +105,20 @@ class BlockPool:
             table.digests.append(digest)
         return len(table.blocks) * self.block_size
 
-    def count_held_prefix(self, token_ids: Sequence[int]) -> int:
-        """Count the leading blocks of these tokens that others hold now.
-
-        Sharing them takes nothing from the pool.
-        """
-        if self._cache_key is None:
-            return 0
-        probe = BlockTable()
-        for index in range((len(token_ids) - 1) // self.block_size):
-            digest = self._digest(probe, token_ids, index)
-            block = self._block_of.get(digest)
-            if block is None or self._num_holders[block] == 0:
-                return index
-            probe.digests.append(digest)
-        return len(probe.digests)
+    def cached_prefix(self, token_ids: Sequence[int]) -> CachedPrefix:
+        """Look up how much of these tokens is cached, without taking it."""
+        num_cached = num_held = 0
+        if self._cache_key is not None:
+            probe = BlockTable()
+            for index in range((len(token_ids) - 1) // self.block_size):
+                digest = self._digest(probe, token_ids, index)
+                block = self._block_of.get(digest)
+                if block is None:
+                    break
+                probe.digests.append(digest)
+                num_cached += 1
+                num_held += self._num_holders[block] > 0
+        return CachedPrefix(num_cached, num_held)
 
     def publish(self, table: BlockTable, token_ids: Sequence[int], num_computed: int) -> None:
         """Make a table's full computed blocks findable.

@@ -29,6 +29,10 @@ class StepLimits:
     max_step_tokens: int
 
 
+# A sequence joins one step later if it can then share so many more blocks.
+_BLOCKS_WORTH_WAITING = 4
+
+
 @dataclass(slots=True, order=True)
 class _Entry:
     """A sequence's place in a list: by rank, then by arrival; never by the sequence itself."""
@@ -153,10 +157,12 @@ class Scheduler:
     def _yield_to_urgent(self) -> list[str]:
         """Preempt for a waiting sequence of a more urgent class, if that can make enough room."""
         preempted_ids: list[str] = []
-        if not self._waiting or self._has_room(self._waiting[0].sequence):
+        if not self._waiting:
             return preempted_ids
         urgent = self._waiting[0]
         yielding = [entry for entry in self._running if entry.rank[0] > urgent.rank[0]]
+        if not yielding or self._has_room(urgent.sequence):
+            return preempted_ids
         staying = self._running[: len(self._running) - len(yielding)]
         gained = sum(len(entry.sequence.table.blocks) for entry in yielding)
         promised = sum(self._blocks_to_come(entry.sequence) for entry in staying)
@@ -201,7 +207,7 @@ class Scheduler:
         """Let waiting sequences join, in order, while budget, slots and likely blocks suffice."""
         while self._waiting and budget > 0:
             entry = self._waiting[0]
-            if not self._has_room(entry.sequence):
+            if not self._has_room(entry.sequence) or self._is_worth_waiting(entry.sequence, chunks):
                 return
             del self._waiting[0]
             chunk = self._next_chunk(entry.sequence, budget)
@@ -211,6 +217,17 @@ class Scheduler:
             chunks.append(chunk)
             budget -= chunk.num_tokens
 
+    def _is_worth_waiting(self, sequence: Sequence, chunks: list[Chunk]) -> bool:
+        """Tell whether this very step computes much of the sequence's beginning for another one."""
+        num_worth = _BLOCKS_WORTH_WAITING * self._pool.block_size
+        ends = [
+            _common_length(sequence, chunk) for chunk in chunks if chunk.num_tokens >= num_worth
+        ]
+        if not self._pool.shares_prefixes or not ends:
+            return False
+        num_cached = self._pool.cached_prefix(sequence.known_ids).num_blocks
+        return max(ends) // self._pool.block_size - num_cached >= _BLOCKS_WORTH_WAITING
+
     def _has_room(self, sequence: Sequence) -> bool:
         if len(self._running) == self._limits.max_sequences:
             return False
@@ -218,7 +235,8 @@ class Scheduler:
         return promised + self._blocks_to_take(sequence) <= self._pool.num_free
 
     def _blocks_to_take(self, sequence: Sequence) -> int:
-        return self._blocks_to_come(sequence) - self._pool.count_held_prefix(sequence.known_ids)
+        held = self._pool.cached_prefix(sequence.known_ids).num_held
+        return self._blocks_to_come(sequence) - held
 
     def _blocks_to_come(self, sequence: Sequence) -> int:
         expected = self._pool.blocks_for(self._estimate.expected_tokens(sequence))
@@ -244,3 +262,12 @@ class Scheduler:
             num_cached_tokens=sequence.num_cached,
             num_preemptions=sequence.num_preemptions,
         )
+
+
+def _common_length(sequence: Sequence, chunk: Chunk) -> int:
+    """Measure the common beginning of a sequence and what another has computed after its chunk."""
+    ours, theirs = sequence.known_ids, chunk.sequence.known_ids
+    end = min(len(ours) - 1, chunk.start + chunk.num_tokens)
+    if ours[:end] == theirs[:end]:
+        return end
+    return next(index for index in range(end) if ours[index] != theirs[index])

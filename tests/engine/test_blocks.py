@@ -84,7 +84,20 @@ def test_without_a_cache_key_nothing_is_shared():
     a_filled_table(pool, list(range(8)))
 
     assert pool.adopt_cached(BlockTable(), list(range(9))) == 0
-    assert pool.count_held_prefix(list(range(9))) == 0
+    assert pool.cached_prefix(list(range(9))).num_blocks == 0
+
+
+def test_a_cached_prefix_is_told_apart_by_whether_others_hold_it():
+    pool = a_pool()
+    token_ids = list(range(9))
+    table = a_filled_table(pool, token_ids[:8])
+
+    held = pool.cached_prefix(token_ids)
+    pool.release(table)
+    free = pool.cached_prefix(token_ids)
+
+    assert (held.num_blocks, held.num_held) == (2, 2)
+    assert (free.num_blocks, free.num_held) == (2, 0)
 
 
 token_lists = st.lists(st.integers(0, 1), min_size=1, max_size=20)

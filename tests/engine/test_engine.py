@@ -13,6 +13,7 @@ from engine.errors import (
 )
 from engine.loading import load_engine
 from engine.sequence import SamplingParams, Sequence
+from tests.support.long_run import run_many
 
 
 def a_config(**changes):
@@ -127,3 +128,12 @@ def test_an_engine_tells_what_it_runs_on(tiny_folder):
 
     assert engine.facts.kernels.startswith("reference")
     assert engine.facts.dtype == "float32"
+
+
+def test_a_long_crowded_run_with_aborts_leaks_nothing(tiny_folder):
+    run = run_many(tiny_folder, num_requests=400)
+
+    assert run.num_completed + run.num_aborted == 400
+    assert run.num_aborted > 20
+    assert run.num_preempted > 20
+    assert run.final_memory_bytes - run.early_memory_bytes < 16 << 20

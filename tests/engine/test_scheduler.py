@@ -194,6 +194,29 @@ def test_a_second_equal_prompt_only_computes_what_is_new():
     assert again.num_cached == 12
 
 
+def test_equal_beginnings_that_arrive_together_are_computed_once():
+    scheduler = a_scheduler(num_blocks=200, max_sequences=8, max_step_tokens=64)
+    system_prompt = list(range(40))
+    for name in "abcdefgh":
+        prompt_ids = [*system_prompt, ord(name)]
+        scheduler.add(Sequence(name, prompt_ids, SamplingParams(max_tokens=8)))
+
+    first, _ = step(scheduler)
+    second, _ = step(scheduler)
+
+    assert tokens_of(first) == {"a": 41}
+    assert tokens_of(second) == dict.fromkeys("abcdefgh", 1)
+    assert second.num_cached_tokens == 7 * 40
+
+
+def test_unequal_beginnings_do_not_wait_for_each_other():
+    scheduler = a_scheduler(max_step_tokens=64)
+    scheduler.add(a_sequence("a", num_prompt=30))
+    scheduler.add(a_sequence("b", num_prompt=30))
+
+    assert tokens_of(step(scheduler)[0]) == {"a": 30, "b": 30}
+
+
 def test_measured_shares_admit_more_than_the_worst_case():
     estimate = AdmissionEstimate()
     sequence = a_sequence("a", num_prompt=10, max_tokens=100)
