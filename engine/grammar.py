@@ -55,7 +55,7 @@ class Constraint:
 
 
 class Grammars:
-    """Makes constraints for one model. Thread-safe."""
+    """Makes constraints for one model, whose tokens it knows as bytes. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._source = tokenizer
@@ -76,7 +76,15 @@ class Grammars:
         """Return what keeps one answer to a schema; raises GrammarError."""
         return Constraint(self._matcher(schema))
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return what a token spells, which may be a part of a character."""
+        if token_id >= self._tokenizer.vocab_size:
+            return b""
+        return self._tokenizer.decode_bytes([token_id])
+
     def _matcher(self, schema: str) -> LLMatcher:
+        if not self._source.eos_token_ids:
+            raise GrammarError("the model has no token to end an answer with")
         try:
             grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_OPTIONS)
         except ValueError as error:
@@ -91,10 +99,8 @@ class Grammars:
     def _tokenizer(self) -> LLTokenizer:
         """The vocabulary as llguidance needs it, which takes a moment to make."""
         ends = sorted(self._source.eos_token_ids)
-        if not ends:
-            raise GrammarError("the model has no token to end an answer with")
         return LLTokenizer(
-            self._source.definition, eos_token=ends, slices=LLTokenizer.json_slices()
+            self._source.definition, eos_token=ends or None, slices=LLTokenizer.json_slices()
         )
 
 

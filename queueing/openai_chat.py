@@ -31,17 +31,12 @@ from queueing.wire import GenerateRequest
 # Parameters that are not served, and the values beside null that ask for nothing.
 _UNSERVED: dict[str, tuple[Any, ...]] = {  # values of JSON
     "audio": (),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
-    "logit_bias": ({},),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "moderation": (),
-    "n": (1,),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "presence_penalty": (0,),
     "prompt_cache_key": (),
     "prompt_cache_retention": (),
     "reasoning_effort": ("none",),
@@ -49,7 +44,6 @@ _UNSERVED: dict[str, tuple[Any, ...]] = {  # values of JSON
     "store": (False,),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": (),
     "web_search_options": (),
 }
@@ -114,6 +108,10 @@ class ChatBody(SamplingBody):
     messages: Messages
     max_completion_tokens: MaxTokens = None
     max_tokens: MaxTokens = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[
+        int | None, Field(ge=0, le=20, description="an integer from 0 to 20")
+    ] = None
     response_format: ChatFormat | None = None
     metadata: Metadata = None
     service_tier: ServiceTier = None
@@ -123,7 +121,15 @@ class ChatBody(SamplingBody):
         if self.stop is not None and self.schema_text is not None:
             message = "stop: would cut an answer that has to keep to response_format"
             raise RequestError(FailureCode.UNSUPPORTED_PARAMETER, message, "stop")
+        if self.top_logprobs is not None and not self.logprobs:
+            message = "top_logprobs: goes with logprobs: true"
+            raise RequestError(FailureCode.INVALID_REQUEST, message, "top_logprobs")
         return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many other tokens' log probabilities to tell beside each token's own."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def schema_text(self) -> str | None:
@@ -166,7 +172,8 @@ def size_chat(chat: ChatBody, models: ServedModels) -> SizedRequest:
         max_tokens=model.grant(num_prompt_tokens, chat.asked_max_tokens),
         messages=messages,
         schema=chat.schema_text,
-        **sampling_fields(chat),
+        num_logprobs=chat.num_logprobs,
+        **sampling_fields(chat, model),
     )
     return SizedRequest(request, num_prompt_tokens)
 

@@ -5,6 +5,8 @@ answer. Knows nothing of HTTP. A prompt is a text or token ids; several prompts 
 or a batch.
 """
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -28,11 +30,6 @@ from queueing.wire import GenerateRequest
 _UNSERVED: dict[str, tuple[Any, ...]] = {  # values of JSON
     "best_of": (1,),
     "echo": (False,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "logprobs": (),
-    "n": (1,),
-    "presence_penalty": (0,),
     "suffix": ("",),
 }
 _MAX_PROMPT_IDS = 1_000_000
@@ -71,6 +68,7 @@ class CompletionCall(SamplingBody):
         Field(description="a text that is not empty, or a list of token ids"),
     ]
     max_tokens: MaxTokens = None
+    logprobs: Annotated[int | None, Field(ge=0, le=5, description="an integer from 0 to 5")] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -96,7 +94,8 @@ def size_completion(call: CompletionCall, models: ServedModels) -> SizedRequest:
         model=model.name,
         max_tokens=model.grant(num_prompt_tokens, call.max_tokens),
         **prompt,
-        **sampling_fields(call),
+        num_logprobs=call.logprobs,
+        **sampling_fields(call, model),
     )
     return SizedRequest(request, num_prompt_tokens)
 
@@ -113,6 +112,22 @@ def text_completion(job_id: str, result: JobResult, created_s: int) -> dict[str,
     }
 
 
+def completion_logprobs(told: Sequence[dict[str, Any]], offset: int = 0) -> dict[str, Any]:
+    """Return the log probabilities of tokens as completions have them.
+
+    `offset` is how much of the text comes before the first of them.
+    """
+    tokens = [one["token"] for one in told]
+    return {
+        "tokens": tokens,
+        "token_logprobs": [one["logprob"] for one in told],
+        "top_logprobs": [
+            {other["token"]: other["logprob"] for other in one["top_logprobs"]} for one in told
+        ],
+        "text_offset": list(accumulate(map(len, tokens[:-1]), initial=offset)) if tokens else [],
+    }
+
+
 def _check_ids(prompt_ids: list[int], model: ServedModel) -> None:
     for index, token_id in enumerate(prompt_ids):
         if token_id >= model.encoder.vocab_size:
@@ -122,9 +137,10 @@ def _check_ids(prompt_ids: list[int], model: ServedModel) -> None:
 
 
 def _text_choice(choice: Choice) -> dict[str, Any]:
+    told = choice.logprobs
     return {
         "index": choice.index,
         "text": choice.text,
-        "logprobs": None,
+        "logprobs": None if told is None else completion_logprobs(told["content"]),
         "finish_reason": choice.finish_reason,
     }

@@ -14,6 +14,9 @@ from queueing.body import StrictModel
 from queueing.errors import FailureCode, RequestError
 from queueing.fields import Seed, Stop, Temperature, TopP
 from queueing.job import Priority
+from queueing.served_model import ServedModel
+
+MAX_CHOICES = 16
 
 ModelName = Annotated[str, Field(max_length=256, description="the name of a served model")]
 User = Annotated[
@@ -25,6 +28,18 @@ ServiceTier = Annotated[
 ]
 
 
+_Penalty = Annotated[float | None, Field(ge=-2, le=2, description="a number from -2 to 2")]
+_TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+_Bias = Annotated[float, Field(ge=-100, le=100)]
+_LogitBias = Annotated[
+    Annotated[dict[_TokenId, _Bias], Field(max_length=1024)] | None,
+    Field(description="up to 1024 token ids, each with a number from -100 to 100"),
+]
+_NumChoices = Annotated[
+    int | None, Field(ge=1, le=MAX_CHOICES, description=f"an integer from 1 to {MAX_CHOICES}")
+]
+
+
 class SamplingBody(StrictModel):
     """The parameters of sampling that chats and plain completions share."""
 
@@ -33,6 +48,10 @@ class SamplingBody(StrictModel):
     top_p: TopP | None = None
     stop: Stop = None
     seed: Seed = None
+    presence_penalty: _Penalty = None
+    frequency_penalty: _Penalty = None
+    logit_bias: _LogitBias = None
+    n: _NumChoices = None
     user: User = None
 
 
@@ -43,9 +62,18 @@ class StreamOptions(StrictModel):
     include_obfuscation: Literal[False] | None = None
 
 
-def sampling_fields(body: SamplingBody) -> dict[str, Any]:
-    """Return the fields of a GenerateRequest that such a body sets."""
+def sampling_fields(body: SamplingBody, model: ServedModel) -> dict[str, Any]:
+    """Return the fields of a GenerateRequest that such a body sets; raises RequestError."""
+    bias = body.logit_bias or {}
+    for token_id in bias:
+        if int(token_id) >= model.encoder.vocab_size:
+            message = f"logit_bias: the model has no token {token_id}"
+            raise RequestError(FailureCode.INVALID_REQUEST, message, f"logit_bias.{token_id}")
     return {
+        "presence_penalty": body.presence_penalty or 0.0,
+        "frequency_penalty": body.frequency_penalty or 0.0,
+        "logit_bias": bias,
+        "n": body.n or 1,
         "temperature": or_default(body.temperature),
         "top_p": or_default(body.top_p),
         "seed": body.seed,

@@ -47,7 +47,7 @@ class SizedRequest:
     @property
     def cost(self) -> int:
         """Tokens that serving it takes at most; what a Job's cost is."""
-        return self.num_prompt_tokens + self.request.max_tokens
+        return self.num_prompt_tokens + self.request.n * self.request.max_tokens
 
 
 @dataclass(frozen=True, slots=True)

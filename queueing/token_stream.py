@@ -11,7 +11,7 @@ so a zombie says nothing. Knows no HTTP. Both sides raise StoreUnavailable.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import redis
@@ -19,7 +19,7 @@ import redis
 from queueing import keys
 from queueing.clock import Clock
 from queueing.errors import PromptmillError
-from queueing.job import JobState, Lease
+from queueing.job import Choice, JobState, Lease
 from queueing.queue import QueueLimits
 from queueing.store import Script, translated_errors
 
@@ -33,11 +33,26 @@ class TextDiverged(PromptmillError):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one choice of a job gained: `offset` characters of the choice's text come before it."""
+    """What one choice of a job gained: `offset` characters of the choice's text come before it.
+
+    Where log probabilities were asked for, `logprobs` has those of its tokens, in OpenAI's shape,
+    and `num_before` counts those that were told before.
+    """
 
     index: int
     offset: int
     text: str
+    num_before: int = 0
+    logprobs: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What a reader learned that he did not know."""
+
+    index: int
+    text: str
+    logprobs: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +80,7 @@ class TokenStreams:
         """Add pieces and wake who follows; return how many were added, which the rest were not."""
         args: list[str | int] = []
         for lease, piece in pieces:
-            told = {"index": piece.index, "offset": piece.offset, "text": piece.text}
+            told = {name: value for name, value in asdict(piece).items() if value}
             args += (lease.job_id, lease.fence, json.dumps(told, separators=(",", ":")))
         now = str(self._clock.now_ms()) if self._clock else ""
         return int(self._append(now, self._limits_json, STREAM_TTL_MS, *args))
@@ -88,29 +103,48 @@ class TokenStreams:
 class FollowedText:
     """The text of one choice as a reader knows it, from one run or from several."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: int) -> None:
+        self._index = index
         self._text = ""
+        self._num_logprobs = 0
 
-    def take(self, piece: Piece) -> str:
-        """Return what a piece adds; raises TextDiverged when it tells what is known otherwise.
+    def take(self, piece: Piece) -> Gain | None:
+        """Return what a piece adds, if anything.
 
-        A piece beyond a gap adds nothing: what is missing comes with the result.
+        Raises TextDiverged when it tells what is known otherwise. A piece beyond a gap adds
+        nothing: what is missing comes with the result.
         """
         if piece.offset > len(self._text):
-            return ""
+            return None
         known = self._text[piece.offset : piece.offset + len(piece.text)]
         if not piece.text.startswith(known):
             raise TextDiverged("another run of the job came out otherwise")
-        added = piece.text[len(known) :]
-        self._text += added
-        return added
+        return self._gain(piece.text[len(known) :], piece.num_before, piece.logprobs)
 
-    def finish(self, text: str) -> str:
-        """Return what the whole text adds; raises TextDiverged when it is another one."""
-        if not text.startswith(self._text):
+    def finish(self, choice: Choice) -> Gain | None:
+        """Return what the whole text adds, if anything; raises TextDiverged when it is another."""
+        if not choice.text.startswith(self._text):
             raise TextDiverged("the job's result is another text than was streamed")
-        return text[len(self._text) :]
+        logprobs = () if choice.logprobs is None else tuple(choice.logprobs["content"])
+        return self._gain(choice.text[len(self._text) :], 0, logprobs)
+
+    def _gain(
+        self, text: str, num_before: int, logprobs: tuple[dict[str, Any], ...]
+    ) -> Gain | None:
+        fresh = logprobs[max(0, self._num_logprobs - num_before) :]
+        if not text and not fresh:
+            return None
+        self._text += text
+        self._num_logprobs += len(fresh)
+        return Gain(self._index, text, fresh)
 
 
 def _piece_of(fields: dict[str, Any]) -> Piece:
-    return Piece(**json.loads(fields["piece"]))
+    told = json.loads(fields["piece"])
+    return Piece(
+        index=told.get("index", 0),
+        offset=told.get("offset", 0),
+        text=told["text"],
+        num_before=told.get("num_before", 0),
+        logprobs=tuple(told.get("logprobs", ())),
+    )

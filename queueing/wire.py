@@ -19,8 +19,9 @@ class GenerateRequest:
     """What a prompt job asks for: one of `prompt`, `prompt_ids` and `messages`, and how to answer.
 
     Temperature 0 is greedy. `stream` asks for the text as it comes; `schema` is the JSON schema
-    that the text must keep to. `user` is whom the caller serves; `extra` is what a surface needs
-    again when it tells of the job.
+    that the text must keep to. `n` is how many texts to make; `num_logprobs` asks for the log
+    probability of each token and of so many others; `logit_bias` has token ids for names. `user` is
+    whom the caller serves; `extra` is what a surface needs again when it tells of the job.
     """
 
     model: str
@@ -31,6 +32,11 @@ class GenerateRequest:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[str, float] = field(default_factory=dict)
+    num_logprobs: int | None = None
+    n: int = 1
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()

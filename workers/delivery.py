@@ -21,7 +21,7 @@ from queueing.failpoints import Failpoint
 from queueing.job import JobResult, JobState, Lease, Outcome
 from queueing.queue import JobQueue
 from workers.observer import EngineObserver
-from workers.running import RunningJob
+from workers.running import RunningJob, tag_of
 from workers.serving import Event, Late, Refused, Stepped
 from workers.stream_writer import StreamWriter
 
@@ -117,23 +117,31 @@ class Delivery:
     def _take_step(self, output: StepOutput) -> None:
         self._observer.step(output)
         for token in output.tokens:
-            job = self._running.get(token.sequence_id)
+            job = self._job_of(token.sequence_id)
             if job is None:
                 continue
             self._jobs.failpoints.reach(Failpoint.GENERATING)
-            if job.take(token.token_id):
-                self._abort(job.tag)
-                self._complete(job, job.stopped())
-            else:
-                self._streams.note(job)
+            self._streams.note(job)
+            if job.take(token):
+                self._abort(token.sequence_id)
+                self._complete_if_ended(job)
         for completion in output.finished:
-            job = self._running.get(completion.sequence_id)
+            job = self._job_of(completion.sequence_id)
             if job is not None:
-                job.num_cached = completion.num_cached_tokens
-                reason, num_tokens = completion.finish_reason, completion.num_output_tokens
-                self._complete(job, job.completed(reason, num_tokens))
+                job.end(completion)
+                self._complete_if_ended(job)
 
-    def _complete(self, job: RunningJob, result: JobResult) -> None:
+    def _job_of(self, sequence_id: str) -> RunningJob | None:
+        """Return whose sequence it is; None when its text is whole or the job is gone."""
+        job = self._running.get(tag_of(sequence_id))
+        if job is None or job.answer_of(sequence_id).finish_reason is not None:
+            return None
+        return job
+
+    def _complete_if_ended(self, job: RunningJob) -> None:
+        if not job.has_ended:
+            return
+        result = job.result()
         del self._running[job.tag]
         self._streams.forget(job.tag)
         self._pending.append(Outcome(job.claim.lease, result))
@@ -150,10 +158,13 @@ class Delivery:
             self._pending.append(Outcome(job.claim.lease, result, stage=job.clock.stage()))
 
     def _drop(self, tag: str) -> None:
-        self._abort(tag)
         self._streams.forget(tag)
-        if self._running.pop(tag, None) is not None:
-            self._on_ended([Ended(tag, None, None)])
+        job = self._running.pop(tag, None)
+        if job is None:
+            return
+        for sequence_id in job.sequence_ids:
+            self._abort(sequence_id)
+        self._on_ended([Ended(tag, None, None)])
 
     def _flush(self) -> None:
         while self._pending and time.monotonic() >= self._retry_at:

@@ -70,8 +70,8 @@ class EngineObserver:
             return
         first = engine.time_to_first_token_seconds.labels(model, job.claim.priority.value)
         first.observe(clock.first_token - clock.received)
-        if job.num_tokens > 1:
-            mean_s = (clock.last_token - clock.first_token) / (job.num_tokens - 1)
+        if job.num_steps > 1:
+            mean_s = (clock.last_token - clock.first_token) / (job.num_steps - 1)
             engine.time_per_output_token_seconds.labels(model).observe(mean_s)
 
     def refused(self) -> None:

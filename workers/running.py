@@ -1,7 +1,7 @@
 """RunningJob: a claimed prompt job on its way through tokenizer, engine and back to text.
 
 Made by the consuming thread, then owned by the delivery thread alone; the stepping thread sees only
-its sequence and its deadline. Must not know Redis or Celery.
+its sequences and its deadline. Must not know Redis or Celery.
 """
 
 import time
@@ -9,14 +9,19 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from engine.errors import ChatTemplateError, GrammarError, SamplingError
-from engine.grammar import Constraint, Grammars
-from engine.sequence import FinishReason, SamplingParams, Sequence
+from engine.grammar import Grammars
+from engine.plan import Completion, TokenOutput
+from engine.sequence import SamplingParams, Sequence
 from engine.stop_strings import StopMatcher
-from engine.tokenizer import Detokenizer, Tokenizer
+from engine.tokenizer import Tokenizer
 from queueing.errors import FailureCode, RequestError
-from queueing.job import Choice, Claim, JobResult, JobState, Usage
+from queueing.job import Claim, JobResult, JobState, Usage
 from queueing.token_stream import Piece
 from queueing.wire import GenerateRequest, decode_request
+from workers.answer import Answer
+
+# Between a job's tag and the number of its answer, from the second on.
+_NUMBER = "+"
 
 
 @dataclass(slots=True)
@@ -58,64 +63,70 @@ class RunningJob:
 
     claim: Claim
     request: GenerateRequest
-    sequence: Sequence
+    answers: tuple[Answer, ...]
     deadline: float | None
     clock: StageClock
-    detokenizer: Detokenizer
-    stops: StopMatcher
-    constraint: Constraint | None = None
-    text: list[str] = field(default_factory=list)
-    num_tokens: int = 0
-    num_cached: int = 0
-    fresh: list[str] = field(default_factory=list)
-    num_told: int = 0
 
     @property
     def tag(self) -> str:
-        """The lease's tag, which is also the sequence's id."""
-        return self.sequence.id
+        """The lease's tag, which is also the first sequence's id."""
+        return self.claim.lease.tag
 
-    def take(self, token_id: int) -> bool:
-        """Add one token to the text; True when a stop string is complete."""
+    @property
+    def sequence_ids(self) -> list[str]:
+        """The ids of all of its sequences."""
+        return [answer.sequence.id for answer in self.answers]
+
+    @property
+    def has_ended(self) -> bool:
+        """True once every text is whole."""
+        return all(answer.finish_reason is not None for answer in self.answers)
+
+    @property
+    def num_steps(self) -> int:
+        """Count the tokens of its longest text."""
+        return max(answer.num_tokens for answer in self.answers)
+
+    def take(self, token: TokenOutput) -> bool:
+        """Add one token to its text; True when a stop string ended that."""
         started = time.monotonic()
         if self.clock.first_token is None:
             self.clock.first_token = started
-        self.num_tokens += 1
-        match = self.stops.feed(self.detokenizer.feed(token_id))
-        self.text.append(match.text)
-        if self.request.stream and match.text:
-            self.fresh.append(match.text)
+        is_stopped = self.answer_of(token.sequence_id).take(token)
         self.clock.last_token = time.monotonic()
         self.clock.detokenise_s += self.clock.last_token - started
-        return match.is_stopped
+        return is_stopped
 
-    def untold(self) -> Piece | None:
-        """Return the text that came since it was last told; None when there is none."""
-        return Piece(0, self.num_told, "".join(self.fresh)) if self.fresh else None
+    def end(self, completion: Completion) -> None:
+        """Make one text whole: its sequence has ended."""
+        self.answer_of(completion.sequence_id).end(completion)
+
+    def answer_of(self, sequence_id: str) -> Answer:
+        """Return the answer that a sequence makes."""
+        _, _, number = sequence_id.partition(_NUMBER)
+        return self.answers[int(number or 0)]
+
+    def untold(self) -> list[Piece]:
+        """Return what came since it was last told."""
+        pieces = [answer.untold() for answer in self.answers]
+        return [piece for piece in pieces if piece is not None]
 
     def note_told(self, piece: Piece) -> None:
         """Note that a piece was told; nothing may have come since it was made."""
-        self.fresh.clear()
-        self.num_told += len(piece.text)
+        self.answers[piece.index].note_told(piece)
 
-    def completed(self, reason: FinishReason, num_output_tokens: int) -> JobResult:
-        """Make the result of a job whose text is whole.
-
-        `num_output_tokens` counts the end token too.
-        """
-        match = self.stops.feed(self.detokenizer.flush())
-        self.text.append(match.text)
-        if match.is_stopped:
-            return self.stopped()
-        self.text.append(self.stops.flush())
-        if reason is FinishReason.STOP and not self._keeps_to_schema():
+    def result(self) -> JobResult:
+        """Make the result of a job whose texts are whole."""
+        if not all(answer.is_true_to_schema() for answer in self.answers):
             message = "the schema became too complex while the answer was made"
             return self.failed(JobState.FAILED, FailureCode.ENGINE_ERROR, message)
-        return self._result(reason, num_output_tokens)
-
-    def stopped(self) -> JobResult:
-        """Make the result of a job that a stop string ended."""
-        return self._result(FinishReason.STOP, self.num_tokens)
+        return JobResult(
+            state=JobState.COMPLETED,
+            choices=tuple(answer.choice() for answer in self.answers),
+            usage=self._usage(sum(answer.num_output_tokens for answer in self.answers)),
+            model=self.request.model,
+            stages=self.clock.durations_ms(),
+        )
 
     def failed(self, state: JobState, code: FailureCode, message: str) -> JobResult:
         """Make the result of a job that ended otherwise."""
@@ -124,24 +135,18 @@ class RunningJob:
             state=state,
             error=failure.error,
             model=self.request.model,
-            usage=self._usage(self.num_tokens),
-            stages=self.clock.durations_ms(),
-        )
-
-    def _keeps_to_schema(self) -> bool:
-        return self.constraint is None or self.constraint.is_matched()
-
-    def _result(self, reason: FinishReason, num_output_tokens: int) -> JobResult:
-        return JobResult(
-            state=JobState.COMPLETED,
-            choices=(Choice(0, "".join(self.text), reason.value),),
-            usage=self._usage(num_output_tokens),
-            model=self.request.model,
+            usage=self._usage(sum(answer.num_tokens for answer in self.answers)),
             stages=self.clock.durations_ms(),
         )
 
     def _usage(self, num_output_tokens: int) -> Usage:
-        return Usage(len(self.sequence.prompt_ids), num_output_tokens, self.num_cached)
+        first = self.answers[0]
+        return Usage(len(first.sequence.prompt_ids), num_output_tokens, first.num_cached)
+
+
+def tag_of(sequence_id: str) -> str:
+    """Return the tag of the job that a sequence belongs to."""
+    return sequence_id.partition(_NUMBER)[0]
 
 
 def prepare(claim: Claim, tokenizer: Tokenizer, grammars: Grammars) -> RunningJob:
@@ -149,14 +154,11 @@ def prepare(claim: Claim, tokenizer: Tokenizer, grammars: Grammars) -> RunningJo
     clock = StageClock()
     request = decode_request(claim.request)
     try:
-        if request.messages is not None:
-            prompt_ids = tokenizer.encode_chat(list(request.messages))
-        elif request.prompt_ids is not None:
-            prompt_ids = list(request.prompt_ids)
-        else:
-            prompt_ids = tokenizer.encode(request.prompt or "")
-        sampling = _sampling(request, claim.lease.job_id)
-        constraint = None if request.schema is None else grammars.constraint(request.schema)
+        prompt_ids = _prompt_ids(request, tokenizer)
+        answers = tuple(
+            _answer(claim, request, index, prompt_ids, tokenizer, grammars)
+            for index in range(request.n)
+        )
     except (SamplingError, GrammarError) as error:
         raise RequestError(FailureCode.INVALID_REQUEST, str(error)) from error
     except ChatTemplateError as error:
@@ -165,26 +167,39 @@ def prepare(claim: Claim, tokenizer: Tokenizer, grammars: Grammars) -> RunningJo
     deadline = None
     if claim.remaining_ms is not None:
         deadline = clock.received + claim.remaining_ms / 1000
-    return RunningJob(
-        claim=claim,
-        request=request,
-        sequence=Sequence(
-            claim.lease.tag,
-            prompt_ids,
-            sampling,
-            (float(claim.priority.level), float(claim.due_ms)),
-            constraint,
-        ),
-        deadline=deadline,
-        clock=clock,
-        detokenizer=tokenizer.detokenizer(),
-        stops=StopMatcher(request.stop),
-        constraint=constraint,
+    return RunningJob(claim, request, answers, deadline, clock)
+
+
+def _prompt_ids(request: GenerateRequest, tokenizer: Tokenizer) -> list[int]:
+    if request.messages is not None:
+        return tokenizer.encode_chat(list(request.messages))
+    if request.prompt_ids is not None:
+        return list(request.prompt_ids)
+    return tokenizer.encode(request.prompt or "")
+
+
+def _answer(
+    claim: Claim,
+    request: GenerateRequest,
+    index: int,
+    prompt_ids: list[int],
+    tokenizer: Tokenizer,
+    grammars: Grammars,
+) -> Answer:
+    constraint = None if request.schema is None else grammars.constraint(request.schema)
+    sequence = Sequence(
+        claim.lease.tag + (f"{_NUMBER}{index}" if index else ""),
+        prompt_ids,
+        _sampling(request, index, claim.lease.job_id),
+        (float(claim.priority.level), float(claim.due_ms)),
+        constraint,
     )
+    stops = StopMatcher(request.stop)
+    return Answer(index, sequence, tokenizer.detokenizer(), stops, grammars, constraint)
 
 
-def _sampling(request: GenerateRequest, job_id: str) -> SamplingParams:
-    """Read how to sample.
+def _sampling(request: GenerateRequest, index: int, job_id: str) -> SamplingParams:
+    """Read how to sample the text of this index.
 
     A streamed job without a seed gets one from its id: after a crash the next run says the same.
     """
@@ -196,7 +211,11 @@ def _sampling(request: GenerateRequest, job_id: str) -> SamplingParams:
         temperature=request.temperature,
         top_k=request.top_k,
         top_p=request.top_p,
-        seed=seed,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias={int(token_id): bias for token_id, bias in request.logit_bias.items()},
+        num_logprobs=request.num_logprobs,
+        seed=None if seed is None else seed + index,
         stop_token_ids=frozenset(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
     )

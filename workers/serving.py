@@ -16,7 +16,7 @@ from typing import Protocol
 from engine.errors import SequenceRefusedError
 from engine.plan import Capacity, StepOutput
 from engine.sequence import Sequence
-from workers.running import RunningJob
+from workers.running import RunningJob, tag_of
 
 
 class SteppingEngine(Protocol):
@@ -85,11 +85,9 @@ class ServingLoop:
         """Let a job join the next step."""
         self._inbox.put(job)
 
-    def abort(self, tag: str) -> None:
-        """Drop a job's sequence before the next step, wherever it is; nothing happens if it has
-        ended.
-        """
-        self._inbox.put(tag)
+    def abort(self, sequence_id: str) -> None:
+        """Drop a sequence before the next step, wherever it is; nothing happens if it has ended."""
+        self._inbox.put(sequence_id)
 
     def turn(self) -> None:
         """Do one round. An exception that leaves it is a fault of the engine or its device."""
@@ -132,21 +130,23 @@ class ServingLoop:
             self._with_deadline.pop(item, None)
             self._engine.abort(item)
             return
-        try:
-            self._engine.add(item.sequence)
-        except SequenceRefusedError as error:
-            self._events.put(Refused(item.tag, str(error)))
-            return
-        item.clock.admitted = time.monotonic()
-        if item.deadline is not None:
-            self._with_deadline[item.tag] = item.deadline
+        for answer in item.answers:
+            try:
+                self._engine.add(answer.sequence)
+            except SequenceRefusedError as error:
+                self._events.put(Refused(item.tag, str(error)))
+                continue
+            item.clock.admitted = time.monotonic()
+            if item.deadline is not None:
+                self._with_deadline[answer.sequence.id] = item.deadline
 
     def _drop_late(self) -> None:
         now = time.monotonic()
-        for tag in [tag for tag, deadline in self._with_deadline.items() if deadline <= now]:
-            del self._with_deadline[tag]
-            if self._engine.abort(tag):
-                self._events.put(Late(tag))
+        late_ids = [name for name, deadline in self._with_deadline.items() if deadline <= now]
+        for sequence_id in late_ids:
+            del self._with_deadline[sequence_id]
+            if self._engine.abort(sequence_id):
+                self._events.put(Late(tag_of(sequence_id)))
 
     def _hand_on(self, output: StepOutput) -> None:
         for completion in output.finished:

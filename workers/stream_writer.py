@@ -40,9 +40,7 @@ class StreamWriter:
         now = time.monotonic()
         if not self._gained or now < self._retry_at:
             return
-        told = [
-            (job, piece) for job in self._gained.values() if (piece := job.untold()) is not None
-        ]
+        told = [(job, piece) for job in self._gained.values() for piece in job.untold()]
         try:
             if told:
                 self._streams.append([(job.claim.lease, piece) for job, piece in told])

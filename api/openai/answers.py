@@ -5,9 +5,8 @@ the time is up, it is cancelled, unless he gave an Idempotency-Key to ask again 
 surface's shape of an answer.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from flask import request
 
@@ -19,21 +18,13 @@ from api.waiters import Waiters
 from queueing.errors import FailureCode, RequestError, StoreUnavailable
 from queueing.job import JobRecord, JobResult, JobState
 from queueing.queue import JobQueue
-from queueing.token_stream import FIRST, FollowedText, StreamRead, TokenStreams
+from queueing.token_stream import FIRST, FollowedText, Gain, StreamRead, TokenStreams
 
 # Proxies close a connection on which nothing is said for a minute.
 _KEEP_ALIVE_S = 15.0
 _LOOK_AGAIN_S = 0.5
 # The deadline ends the job; its end needs a moment to come here.
 _MARGIN_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """Text that one choice gained."""
-
-    index: int
-    text: str
 
 
 class Answers:
@@ -129,23 +120,25 @@ class Following:
 
         Raises TextDiverged, and what JobWatch raises.
         """
-        texts: defaultdict[int, FollowedText] = defaultdict(FollowedText)
+        texts: dict[int, FollowedText] = {}
         position, has_ended = FIRST, False
         while not has_ended:
             read = self._read(position)
             if read is not None:
                 position, has_ended = read.position, read.has_ended
                 for piece in read.pieces:
-                    if added := texts[piece.index].take(piece):
-                        yield Gain(piece.index, added)
+                    text = texts.setdefault(piece.index, FollowedText(piece.index))
+                    if (gain := text.take(piece)) is not None:
+                        yield gain
             longest_s = _KEEP_ALIVE_S if read is not None else _LOOK_AGAIN_S
             if not has_ended and not self._watch.pause(longest_s):
                 yield None
         self.record = self._watch.until_end()
         if self.record.state is JobState.COMPLETED:
             for choice in completed_result(self.record).choices:
-                if added := texts[choice.index].finish(choice.text):
-                    yield Gain(choice.index, added)
+                text = texts.setdefault(choice.index, FollowedText(choice.index))
+                if (gain := text.finish(choice)) is not None:
+                    yield gain
 
     def close(self) -> None:
         """Give the place back, and cancel the job when nobody else awaits it."""

@@ -7,7 +7,7 @@ from flask import Blueprint, Response, jsonify
 from api.auth import current_tenant
 from api.idempotency import read_idempotency_key
 from api.openai.answers import Answers, completed_result
-from api.openai.chunks import chat_chunks
+from api.openai.chunks import ChatChoices, Chunks, chunk_options
 from api.openai.orders import Surface, order_of
 from api.openai.streaming import stream
 from api.requests import read_object, read_query
@@ -41,8 +41,8 @@ class ChatRoutes:
         order = order_of(_SURFACE, sized, idempotency, call.service_tier, call.metadata)
         if call.stream:
             following = self._answers.as_it_comes(order)
-            wants_usage = call.stream_options is not None and call.stream_options.include_usage
-            return stream(following, chat_chunks(following.record, include_usage=bool(wants_usage)))
+            options = chunk_options(call, call.stream_options)
+            return stream(following, Chunks(following.record, ChatChoices(), options))
         return jsonify(_completion(self._answers.at_once(order), call))
 
 

@@ -5,7 +5,7 @@ from flask import Blueprint, Response, jsonify
 from api.auth import current_tenant
 from api.idempotency import read_idempotency_key
 from api.openai.answers import Answers, completed_result
-from api.openai.chunks import completion_chunks
+from api.openai.chunks import Chunks, CompletionChoices, chunk_options
 from api.openai.orders import Surface, order_of
 from api.openai.streaming import stream
 from api.requests import read_object, read_query
@@ -38,9 +38,7 @@ class CompletionRoutes:
         order = order_of(_SURFACE, sized, idempotency)
         if call.stream:
             following = self._answers.as_it_comes(order)
-            wants_usage = call.stream_options is not None and call.stream_options.include_usage
-            return stream(
-                following, completion_chunks(following.record, include_usage=bool(wants_usage))
-            )
+            options = chunk_options(call, call.stream_options)
+            return stream(following, Chunks(following.record, CompletionChoices(), options))
         record = self._answers.at_once(order)
         return jsonify(text_completion(record.id, completed_result(record), int(record.arrival_s)))

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from api.openai.answers import Gain
 from api.openai.streaming import event_of
 from queueing.errors import RequestError
 from queueing.job import JobRecord, JobState
 from queueing.openai_response import message_item, response_object, text_part
+from queueing.token_stream import Gain
 from queueing.wire import GenerateRequest
 
 

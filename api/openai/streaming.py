@@ -12,10 +12,10 @@ from flask import Response
 
 from api.caller import CallerLeft
 from api.drain import DrainingError
-from api.openai.answers import Following, Gain
+from api.openai.answers import Following
 from queueing.errors import FailureCode, RequestError
 from queueing.job import JobRecord
-from queueing.token_stream import TextDiverged
+from queueing.token_stream import Gain, TextDiverged
 
 # A line that is no event: it only keeps the connection from looking dead.
 _KEEP_ALIVE = ": waiting\n\n"

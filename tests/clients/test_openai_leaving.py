@@ -99,14 +99,14 @@ def test_a_caller_who_left_before_his_job_began_costs_no_step(live, ask, since):
 
 def test_whoever_has_an_idempotency_key_may_come_back(live, since):
     key = {"Idempotency-Key": "mine"}
-    asked = {**LONG, "max_tokens": 40, "extra_headers": key}
+    asked = {**LONG, "max_tokens": 400, "extra_headers": key}
     with live.client(timeout=0.2, max_retries=0) as hasty, pytest.raises(openai.APITimeoutError):
         hasty.chat.completions.create(**asked)
 
     with live.client(timeout=20) as patient:
         answer = patient.chat.completions.create(**asked)
 
-    assert answer.choices[0].message.content == expected_text(as_prompt(HELLO), 40)
+    assert answer.choices[0].message.content == expected_text(as_prompt(HELLO), 400)
     assert since("submitted") == 1
 
 

@@ -86,15 +86,8 @@ def test_null_is_the_same_as_leaving_a_parameter_out():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 2),
-        ("n", True),
         ("stream", True),
         ("stream", 0),
-        ("logprobs", True),
-        ("top_logprobs", 3),
-        ("frequency_penalty", 0.1),
-        ("presence_penalty", -1),
-        ("logit_bias", {"5": 1}),
         ("tools", [{}]),
         ("tool_choice", "required"),
         ("reasoning_effort", "high"),
@@ -111,11 +104,7 @@ def test_what_is_not_served_is_refused_by_name(name, value):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 1),
         ("stream", False),
-        ("logprobs", False),
-        ("frequency_penalty", 0),
-        ("logit_bias", {}),
         ("tools", []),
     ],
 )
@@ -185,6 +174,55 @@ def test_stop_strings_do_not_go_with_a_schema():
     body = BODY | {"response_format": {"type": "json_object"}, "stop": "}"}
 
     assert refused(body) == (FailureCode.UNSUPPORTED_PARAMETER, "stop")
+
+
+def test_what_shapes_the_draw_reaches_the_request(models):
+    body = BODY | {
+        "n": 3,
+        "presence_penalty": -1,
+        "frequency_penalty": 0.5,
+        "logit_bias": {"5": -100, "7": 2.5},
+        "logprobs": True,
+        "top_logprobs": 4,
+    }
+
+    sized = size_chat(parse_chat_body(body), models)
+
+    request = sized.request
+    assert (request.n, request.presence_penalty, request.frequency_penalty) == (3, -1, 0.5)
+    assert (request.logit_bias, request.num_logprobs) == ({"5": -100, "7": 2.5}, 4)
+    assert sized.cost == 3 + 3 * 8
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"n": 0}, "n"),
+        ({"n": 17}, "n"),
+        ({"n": True}, "n"),
+        ({"n": 2.0}, "n"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": "1"}, "frequency_penalty"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({"logit_bias": {"-1": 1}}, None),
+        ({"logit_bias": {str(number): 1 for number in range(1025)}}, "logit_bias"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ],
+)
+def test_what_shapes_the_draw_is_refused_out_of_its_range(asked, param):
+    code, refused_param = refused(BODY | asked)
+
+    assert code is FailureCode.INVALID_REQUEST
+    assert refused_param == param or param is None
+
+
+def test_a_bias_on_a_token_that_the_model_lacks_is_refused(models):
+    with pytest.raises(RequestError) as caught:
+        size_chat(parse_chat_body(BODY | {"logit_bias": {"256": 1}}), models)
+
+    assert caught.value.param == "logit_bias.256"
 
 
 @pytest.mark.parametrize("name", ["chat_template", "chat_template_kwargs", "best_of", "x", ""])
