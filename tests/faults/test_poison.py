@@ -12,15 +12,14 @@ from tests.support.load import amount
 class Supervisor:
     """Starts a worker again whenever it has ended, as a service manager does."""
 
-    def __init__(self, cluster: Cluster, **settings: float) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._settings = settings
         self._worker: WorkerProcess | None = None
         self.num_starts = 0
 
     def look(self) -> None:
         if self._worker is None or not self._worker.is_running:
-            self._worker = self._cluster.start_worker(**self._settings)
+            self._worker = self._cluster.start_worker()
             self.num_starts += 1
 
 

@@ -38,7 +38,9 @@ def faults_in(client: "redis.Redis") -> list[str]:
     jobs = stored_jobs(client)
     queues = client.smembers(keys.QUEUES.of(PREFIX))
     return [
-        fault for queue in sorted(queues) for fault in _QueueAudit(client, queue, jobs).faults()
+        fault
+        for queue in sorted(map(str, queues))
+        for fault in _QueueAudit(client, queue, jobs).faults()
     ]
 
 
@@ -139,16 +141,17 @@ class _QueueAudit:
         return [f"deadlines of {sorted(listed ^ expected)} are wrong"] if listed != expected else []
 
     def _load(self) -> list[str]:
-        load = self._client.hgetall(keys.LOAD.of(PREFIX, queue=self._queue))
+        fields = self._client.hgetall(keys.LOAD.of(PREFIX, queue=self._queue))
+        load = {str(name): float(value) for name, value in fields.items()}
         live = [job for job in self._jobs.values() if not job.state.is_terminal]
         held = {"bytes": sum(int(job.fields["bytes"]) for job in live)}
         for priority in Priority:
             costs = [int(job.fields["cost"]) for job in live if job.priority == priority.value]
             held[f"cost:{priority.value}"] = sum(costs)
         return [
-            f"{name} is {load.get(name, '0')}, live jobs hold {value}"
+            f"{name} is {load.get(name, 0)}, live jobs hold {value}"
             for name, value in held.items()
-            if int(load.get(name, "0")) != value
+            if load.get(name, 0) != value
         ]
 
     def _remembered(self) -> list[str]:

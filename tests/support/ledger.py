@@ -5,6 +5,7 @@ was lost. Knows the queue from outside only.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import redis
 
@@ -16,7 +17,7 @@ from tests.support.fake_engine import expected_text
 from tests.support.jobs import MODEL, QUEUE, TENANT, a_job
 
 
-def a_prompt_job(prompt: str, max_tokens: int, **changes: object) -> Job:
+def a_prompt_job(prompt: str, max_tokens: int, **changes: Any) -> Job:
     """Make a job for the fake model."""
     request = GenerateRequest(model=MODEL, max_tokens=max_tokens, prompt=prompt)
     cost = len(prompt) + max_tokens
@@ -58,7 +59,7 @@ class Ledger:
     entries: dict[str, Entry] = field(default_factory=dict)
 
     def submit(
-        self, queue: JobQueue, prompt: str, max_tokens: int, *states: JobState, **changes: object
+        self, queue: JobQueue, prompt: str, max_tokens: int, *states: JobState, **changes: Any
     ) -> str:
         """Enqueue a job and write it down; it has to complete unless other states are named."""
         job = a_prompt_job(prompt, max_tokens, **changes)

@@ -22,7 +22,7 @@ from workers.delivery import Delivery, Ended
 from workers.intake import Intake
 from workers.observer import EngineObserver
 from workers.running import prepare
-from workers.serving import Late, Refused, Stepped
+from workers.serving import Event, Late, Refused, Stepped
 from workers.stream_writer import StreamWriter
 
 
@@ -32,9 +32,9 @@ class Desk:
     def __init__(self, client):
         self.jobs = jobs = JobQueue(client)
         self.intake = Intake(jobs, "w1", slots=4)
-        self.events = queue.SimpleQueue()
-        self.aborted = []
-        self.ended = []
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.aborted: list[str] = []
+        self.ended: list[Ended] = []
         self.tokenizer = byte_tokenizer()
         engine = fake_engine(Settings(), step_s=0.0)
         observer = EngineObserver(CollectorRegistry(), MODEL, "w1", engine.capacity)

@@ -1,6 +1,6 @@
 import pytest
 
-from queueing.job import JobState, Priority
+from queueing.job import JobState, Lease, Priority
 from queueing.transport import Room
 from tests.support.jobs import QUEUE, a_job, claim_one, enqueue, finish, state_of
 from workers.intake import Intake
@@ -122,7 +122,7 @@ def test_settling_a_job_that_others_ended_does_nothing(intake):
 
 
 def test_cancelling_reaches_the_lease_of_the_job(intake):
-    cancelled = []
+    cancelled: list[Lease] = []
     intake.on_cancel(cancelled.append)
     hold(intake, Priority.BULK, Priority.BULK)
     first, _second = intake.leases()

@@ -109,7 +109,7 @@ def test_the_events_of_a_job_hold_its_id_and_nothing_of_its_text(cluster):
 
 def told_until(last, events):
     """Return Celery's events up to the first of a type."""
-    told = []
+    told: list[dict[str, object]] = []
     while not any(event["type"] == last for event in told):
         message = events.get_message(timeout=10)
         assert message is not None, f"no {last} came"

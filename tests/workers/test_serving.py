@@ -12,7 +12,7 @@ from tests.support.fake_engine import byte_tokenizer, expected_text, fake_engine
 from tests.support.jobs import QUEUE
 from tests.support.ledger import a_prompt_job
 from workers.running import prepare
-from workers.serving import Late, Refused, ServingLoop, Stepped
+from workers.serving import Event, Late, Refused, ServingLoop, Stepped
 
 SLOTS = 4
 
@@ -23,7 +23,7 @@ class Bench:
     def __init__(self, coalesce_s=0.0, step_s=0.0):
         self.engine = fake_engine(Settings(slots=SLOTS, kv_blocks=64), step_s)
         self.tokenizer = byte_tokenizer()
-        self.events = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.loop = ServingLoop(self.engine, self.events, coalesce_s=coalesce_s, idle_wait_s=0.0)
 
     def submit(self, prompt="prompt", max_tokens=3, priority=Priority.STANDARD, deadline_s=None):
@@ -145,8 +145,11 @@ def test_a_job_the_engine_can_never_run_is_refused(bench):
 
     (refusal,) = bench.turns(1)
 
-    assert isinstance(refusal, Refused)
-    assert refusal.tag == job.tag
+    match refusal:
+        case Refused(tag):
+            assert tag == job.tag
+        case _:
+            pytest.fail(f"{refusal} is no refusal")
 
 
 def test_an_urgent_job_gets_a_slot_of_a_full_engine_at_the_next_step(bench):
