@@ -7,18 +7,20 @@ sampler.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from engine.errors import (
     CacheLimitError,
     ContextLimitError,
+    DeviceMemoryError,
     DuplicateSequenceError,
     EmptyPromptError,
     SamplingError,
     TokenIdError,
 )
-from engine.plan import Capacity, Choice, StepOutput, StepPlan, TokenOutput
+from engine.plan import Capacity, Choice, StepOutput, StepPlan, StepSeconds, TokenOutput
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 
@@ -55,11 +57,15 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What runs here, for logs and metrics."""
+    """What runs here, for logs and metrics.
+
+    step_seconds tells where the time of all steps went; None where the kernels do not keep count.
+    """
 
     kernels: str = "none"
     dtype: str = "none"
     memory: "MemoryPlan | None" = None
+    step_seconds: Callable[[], StepSeconds] | None = None
 
 
 class Engine(Generic[Hidden]):
@@ -111,10 +117,11 @@ class Engine(Generic[Hidden]):
         """
         started = time.perf_counter()
         plan = self._scheduler.plan()
-        sequences = [chunk.sequence for chunk in plan.chunks if chunk.samples]
+        sequences: list[Sequence] = []
         choices: list[Choice] = []
         if plan.chunks:
-            hidden = self._runner.run(plan)
+            plan, hidden = self._run(plan)
+            sequences = [chunk.sequence for chunk in plan.chunks if chunk.samples]
             choices = self._sampler.sample(hidden, sequences)
         finished = self._scheduler.commit(plan, [choice.token_id for choice in choices])
         self._capacity = self._measure_capacity()
@@ -152,6 +159,20 @@ class Engine(Generic[Hidden]):
             raise CacheLimitError(sequence.max_known, num_slots)
         if sequence.id in self._scheduler:
             raise DuplicateSequenceError(sequence.id)
+
+    def _run(self, plan: StepPlan) -> tuple[StepPlan, Hidden]:
+        """Compute a plan; where the device has no memory for it, with less of its largest chunk.
+
+        What is left out is computed in a later step, so a long prompt only delays itself.
+        """
+        while True:
+            try:
+                return plan, self._runner.run(plan)
+            except DeviceMemoryError:
+                smaller = plan.with_largest_halved()
+                if smaller is None:
+                    raise
+                plan = smaller
 
     def _handed_out(
         self, sequences: list[Sequence], choices: list[Choice]

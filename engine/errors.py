@@ -10,6 +10,7 @@
     │   ├── GrammarError
     │   └── DuplicateSequenceError
     ├── KernelsMissingError                 raised while loading
+    ├── DeviceMemoryError                   inside a step: tried again in smaller chunks
     └── ModelFolderError (ValueError)       raised while loading
         ├── UnsupportedModelError
         ├── WeightsError
@@ -86,6 +87,10 @@ class DuplicateSequenceError(SequenceRefusedError):
 
     def __init__(self, sequence_id: str) -> None:
         super().__init__(f"sequence {sequence_id!r} is already in the engine")
+
+
+class DeviceMemoryError(EngineError):
+    """The device had no memory for a step; raised by a runner before any sequence has moved."""
 
 
 class KernelsMissingError(EngineError):

@@ -79,7 +79,12 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
             num_blocks=memory.num_blocks,
             block_size=config.block_size,
         ),
-        EngineFacts(kernels.name, str(dtype).removeprefix("torch."), memory),
+        EngineFacts(
+            kernels=kernels.name,
+            dtype=str(dtype).removeprefix("torch."),
+            memory=memory,
+            step_seconds=kernels.seconds if isinstance(kernels, NativeKernels) else None,
+        ),
     )
 
 

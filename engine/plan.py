@@ -3,7 +3,7 @@
 Written by the scheduler, read by the runner. Must not know torch or policy.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.sequence import FinishReason, Sequence
 
@@ -34,6 +34,15 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Count the tokens the step computes."""
         return sum(chunk.num_tokens for chunk in self.chunks)
+
+    def with_largest_halved(self) -> "StepPlan | None":
+        """Return the same step with half of its largest chunk; None when all are single tokens."""
+        largest = max(self.chunks, key=lambda chunk: chunk.num_tokens)
+        if largest.num_tokens == 1:
+            return None
+        half = replace(largest, num_tokens=largest.num_tokens // 2)
+        chunks = tuple(half if chunk is largest else chunk for chunk in self.chunks)
+        return replace(self, chunks=chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +109,16 @@ class StepOutput:
     num_decode_tokens: int
     num_cached_tokens: int
     duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Where the time of all steps so far went, by kind of operation."""
+
+    linears: float
+    attention: float
+    rows: float
+    head: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from engine.errors import DeviceMemoryError
 from engine.kernels.interface import RaggedBatch
 from engine.plan import StepPlan
 from engine.step_buffers import StepBuffers
@@ -28,4 +29,7 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> torch.Tensor:
         """Compute a plan; return the normalised last hidden state of each sampled row, [R, M]."""
-        return self._model.forward(self._buffers.fill(plan))
+        try:
+            return self._model.forward(self._buffers.fill(plan))
+        except torch.OutOfMemoryError as error:
+            raise DeviceMemoryError from error

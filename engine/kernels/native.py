@@ -7,7 +7,6 @@ has a fixed order, whatever the batch.
 
 import ctypes
 import weakref
-from dataclasses import dataclass
 
 import torch
 
@@ -17,21 +16,12 @@ from engine.kv_cache import LayerCache
 from engine.model.config import Activation
 from engine.model.decoder import Decoder
 from engine.model.rope import RopeTable
+from engine.plan import StepSeconds
 from engine.step_buffers import StepBuffers, StepSizes
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 _LARGEST_HEAD = 256
 _SPAN = 128  # kSpan in attention.h: blocks have to divide it
-
-
-@dataclass(frozen=True, slots=True)
-class StepSeconds:
-    """Where the time of all steps so far went."""
-
-    linears: float
-    attention: float
-    rows: float
-    head: float
 
 
 class NativeKernels:

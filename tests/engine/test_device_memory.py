@@ -1,0 +1,65 @@
+"""A device without memory for a step costs the longest prompt a delay, and nobody else anything."""
+
+import pytest
+
+from engine.admission import AdmissionEstimate
+from engine.blocks import BlockPool
+from engine.engine import Engine, EngineLimits
+from engine.errors import DeviceMemoryError
+from engine.plan import Choice
+from engine.scheduler import Scheduler, StepLimits
+from engine.sequence import SamplingParams, Sequence
+
+
+class SmallDevice:
+    """Refuses steps of more tokens than it has memory for; remembers the sizes of the others."""
+
+    def __init__(self, max_tokens):
+        self.max_tokens = max_tokens
+        self.steps = []
+
+    def run(self, plan):
+        if plan.num_tokens > self.max_tokens:
+            raise DeviceMemoryError
+        self.steps.append({chunk.sequence.id: chunk.num_tokens for chunk in plan.chunks})
+
+
+class SameToken:
+    def sample(self, hidden, sequences):  # noqa: ARG002 any hidden state will do
+        return [Choice(7) for _ in sequences]
+
+
+def an_engine(device):
+    scheduler = Scheduler(
+        BlockPool(64, 4, cache_key=b"weights"), StepLimits(4, 64), AdmissionEstimate(), frozenset()
+    )
+    return Engine(scheduler, device, SameToken(), EngineLimits(100, 200, 4, 64, 4))
+
+
+def test_a_long_prompt_is_tried_again_in_smaller_chunks_beside_the_others():
+    device = SmallDevice(max_tokens=16)
+    engine = an_engine(device)
+    engine.add(Sequence("short", [1], SamplingParams(max_tokens=6)))
+    engine.step()
+    engine.add(Sequence("long", list(range(40)), SamplingParams(max_tokens=2)))
+    finished = []
+    while engine.has_work:
+        finished += engine.step().finished
+        engine.check_integrity()
+
+    assert device.steps[1] == {"short": 1, "long": 10}
+    assert [step["short"] for step in device.steps if "short" in step] == [1] * 6
+    assert {done.sequence_id: done.num_output_tokens for done in finished} == {
+        "short": 6,
+        "long": 2,
+    }
+    assert engine.capacity().free_blocks == 64
+
+
+def test_a_device_that_cannot_compute_single_tokens_is_a_fault():
+    engine = an_engine(SmallDevice(max_tokens=0))
+    engine.add(Sequence("a", [1, 2, 3], SamplingParams(max_tokens=1)))
+
+    with pytest.raises(DeviceMemoryError):
+        engine.step()
+    engine.check_integrity()
