@@ -15,9 +15,9 @@ from typing import Any
 
 from flask import Flask
 from gunicorn.app.base import BaseApplication  # type: ignore[import-untyped]
-from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
 
 from api.app import Api, create_api
+from api.gathering import GatheringWorker, GatherLimits
 from ops.logs import configure_logging, logging_config
 from ops.settings import Settings
 
@@ -38,6 +38,10 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        # One above the largest body, so that what is too large is told from what is whole.
+        self.gather_limits = GatherLimits(
+            max_request_s=settings.request_limit_s, max_request_bytes=settings.max_body_bytes + 1
+        )
         super().__init__()
 
     def load_config(self) -> None:
@@ -74,7 +78,7 @@ class DrainableApp:
         return self._app(*args)
 
 
-class DrainingWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
+class DrainingWorker(GatheringWorker):
     """gunicorn's threaded worker, which announces its end before it stops accepting."""
 
     def handle_exit(self, signal_number: int, frame: FrameType | None) -> None:

@@ -58,6 +58,11 @@ class Settings(BaseSettings):
         description="The one API key; `up` and `demo` make one if unset.",
     )
     api_key_file: FilePath | None = Field(default=None, description="File that holds the API key.")
+    request_limit_s: float = Field(
+        default=30.0,
+        gt=2.0,
+        description="A request must be here after this long; an upload, with 128 kB/s on top.",
+    )
     max_body_bytes: int = Field(
         default=1_048_576, ge=1024, description="Largest JSON request body."
     )
