@@ -1,16 +1,19 @@
-"""The whole system for client tests: an API process, a fake engine's worker and their server.
+"""The whole system for client tests: an API process, an engine's worker and their server.
 
-All processes are real, and only what the model says is made up. Owns them until `stop`.
+All processes are real; without a model folder, what the model says is made up. Owns them until
+`stop`.
 """
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import openai
 
 from engine.registry import Provenance, write_manifest
 from tests.support.api_server import ApiServer
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, WorkerProcess
 from tests.support.fake_engine import CHAT_TEMPLATE
 from tests.support.jobs import MODEL
 from tests.support.server import embedded_binary
@@ -18,18 +21,31 @@ from tests.support.tiny_model import write_tiny_model
 
 API_KEY = "pm_test-key"
 CONTEXT = 4096
+_ENGINE = (
+    "import sys; from pathlib import Path; from ops.settings import Settings;"
+    "from workers.gpu import run_engine_worker;"
+    "sys.exit(run_engine_worker(Settings(), Path(sys.argv[1])))"
+)
 
 
 class LiveStack:
     """One installation on loopback; `settings` are those of the API."""
 
-    def __init__(self, folder: Path, step_ms: float = 1.0, **settings: str | float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        step_ms: float = 1.0,
+        model: Path | None = None,
+        **settings: str | float,
+    ) -> None:
         self.cluster = Cluster(folder, embedded_binary(), slots=64, step_tokens=2048)
         self._step_ms = step_ms
+        self._model = model
+        served = model or write_fake_model(folder / "fake")
         named = {
             "redis_url": self.cluster.server.url,
             "api_key": API_KEY,
-            "models": json.dumps([str(write_fake_model(folder / "fake"))]),
+            "models": json.dumps([str(served)]),
             "data_dir": str(folder / "data"),
         }
         named |= {name: str(value) for name, value in settings.items()}
@@ -37,12 +53,27 @@ class LiveStack:
 
     def start(self) -> None:
         """Start all processes and return when the API answers."""
-        self.cluster.start_worker(step_ms=self._step_ms)
+        if self._model is None:
+            self.cluster.start_worker(step_ms=self._step_ms)
+        else:
+            self._start_engine(self._model)
         self.api.start()
 
     def client(self, **options: object) -> openai.OpenAI:
         """Return the unmodified client, as a stranger would make it."""
         return openai.OpenAI(api_key=API_KEY, base_url=f"{self.api.url}/v1", **options)  # type: ignore[arg-type]  # any of the client's own
+
+    def _start_engine(self, model: Path) -> None:
+        settings = {
+            "PROMPTMILL_REDIS_URL": self.cluster.server.url,
+            "PROMPTMILL_ENGINE_THREADS": "2",
+            "PROMPTMILL_KV_BLOCKS": "512",
+            "HOME": str(self.cluster.folder),
+            "PATH": os.defpath,
+        }
+        command = [sys.executable, "-c", _ENGINE, str(model)]
+        log = self.cluster.folder / "engine.log"
+        self.cluster.workers.append(WorkerProcess(command, settings, log))
 
     def stop(self) -> None:
         """End every process."""
