@@ -41,6 +41,7 @@ class NativeKernels:
         self._values_per_word = 4 // dtype.itemsize
         self._sizes = sizes
         self._buffers: dict[tuple[str, int], torch.Tensor] = {}
+        library.pm_return_freed_memory()
         self._arena = _Arena(library)
         self._kept: list[object] = []  # whatever the program holds addresses of
         self._program = library.pm_create(_ELEMENTS[dtype], num_threads)

@@ -48,6 +48,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "pm_packed_words": (c_size_t, [c_int, c_int]),
     "pm_pack": (None, [c_void_p, c_int, c_int, c_int, c_void_p]),
     "pm_panel": (c_int, []),
+    "pm_return_freed_memory": (None, []),
     "pm_use_large_pages": (None, [c_void_p, c_size_t]),
     "pm_embed": (None, [c_void_p, c_void_p, c_int, c_float, c_void_p]),
     "pm_norm": (None, [c_void_p, c_void_p, c_void_p, c_int, c_float, c_int, c_void_p]),

@@ -84,7 +84,8 @@ class _Builder:
             self._files.take(f"{name}.weight", (num_out, num_in), self._dtype)
             for name, num_out in zip(names, num_outs, strict=True)
         ]
-        return self._kernels.pack(torch.cat(weights), self._bias(names, num_outs), activation)
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+        return self._kernels.pack(weight, self._bias(names, num_outs), activation)
 
     def layer(self, index: int, ropes: dict[RopeConfig, RopeTable]) -> DecoderLayer:
         """Read one layer."""

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -13,6 +15,7 @@ from engine.errors import (
 )
 from engine.loading import load_engine
 from engine.sequence import SamplingParams, Sequence
+from tests.support.loading_memory import write_large_model
 from tests.support.long_run import run_many
 
 
@@ -137,3 +140,13 @@ def test_a_long_crowded_run_with_aborts_leaks_nothing(tiny_folder):
     assert run.num_aborted > 20
     assert run.num_preempted > 20
     assert run.final_memory_bytes - run.early_memory_bytes < 16 << 20
+
+
+@pytest.mark.usefixtures("compiled_kernels")
+def test_loading_takes_little_more_than_the_weights(tmp_path):
+    folder = write_large_model(tmp_path / "model", num_layers=2)
+    command = [sys.executable, "-m", "tests.support.loading_memory", str(folder)]
+
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+
+    assert 0.9 < float(done.stdout.split()[-1]) < 1.2

@@ -14,6 +14,7 @@
 #include "rows.h"
 
 #if defined(__linux__)
+#include <malloc.h>
 #include <sys/mman.h>
 #endif
 
@@ -306,6 +307,14 @@ void pm_pack(const uint32_t* weight, int num_out, int num_in_words, int is_gated
 }
 
 int pm_panel() { return kPanel; }
+
+// Let large memory go back to the system when it is freed: loading a model frees much of it, and
+// the allocator would otherwise keep it for allocations that never come.
+void pm_return_freed_memory() {
+#if defined(__GLIBC__)
+  mallopt(M_MMAP_THRESHOLD, 1 << 20);
+#endif
+}
 
 // Ask for large pages where memory is read from end to end: fewer address translations.
 void pm_use_large_pages(void* memory, size_t size) {
