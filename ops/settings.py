@@ -7,8 +7,10 @@ parts receive plain values and never see it. docs/settings.md is made of it.
 """
 
 import json
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, FilePath, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -30,6 +32,10 @@ class Settings(BaseSettings):
         default="redis://127.0.0.1:6379/0",
         pattern="^rediss?://",
         description="The one Redis or Valkey server.",
+    )
+    redis_allow_insecure: bool = Field(
+        default=False,
+        description="Use a Redis on another machine without password or TLS all the same.",
     )
     key_prefix: str = Field(
         default="{pm}:",
@@ -159,6 +165,18 @@ class Settings(BaseSettings):
     )
 
     # Watching
+    admin_key: SecretStr | None = Field(
+        default=None,
+        min_length=16,
+        description="Key of the admin API; without one there is no admin API.",
+    )
+    admin_key_file: FilePath | None = Field(
+        default=None, description="File that holds the admin key."
+    )
+    admin_host: str = Field(default="127.0.0.1", description="Address the admin API listens on.")
+    admin_port: int = Field(
+        default=8101, ge=1, le=65535, description="Port of the admin API, beside the API's own."
+    )
     metrics_port: int = Field(
         default=0, ge=0, le=65535, description="Port of a worker's /metrics; 0 turns it off."
     )
@@ -178,6 +196,11 @@ class Settings(BaseSettings):
             )
         if self.api_max_waiters >= self.api_threads:
             raise ValueError("api_max_waiters must leave api_threads free for submits")
+        if not (self.redis_allow_insecure or _is_guarded(self.redis_url)):
+            raise ValueError(
+                "redis_url names another machine without password or rediss://: whoever reaches it"
+                " reads every prompt; redis_allow_insecure takes it all the same"
+            )
         return self
 
     def queue_limits(self) -> dict[str, int]:
@@ -208,6 +231,12 @@ class Settings(BaseSettings):
             return self.api_key.get_secret_value()
         return self.api_key_file.read_text().strip() if self.api_key_file else None
 
+    def resolved_admin_key(self) -> str | None:
+        """The admin key from the variable or its file; None when neither is set."""
+        if self.admin_key is not None:
+            return self.admin_key.get_secret_value()
+        return self.admin_key_file.read_text().strip() if self.admin_key_file else None
+
 
 def _as_text(value: Any) -> str:  # whatever type a setting has
     if value is None:
@@ -217,3 +246,15 @@ def _as_text(value: Any) -> str:  # whatever type a setting has
     if isinstance(value, list):
         return json.dumps([item if isinstance(item, int) else str(item) for item in value])
     return str(value)
+
+
+def _is_guarded(redis_url: str) -> bool:
+    """Tell whether nobody but us can use the server: it asks for a password, or is on loopback."""
+    parts = urlsplit(redis_url)
+    if parts.scheme == "rediss" or parts.password:
+        return True
+    host = parts.hostname or "localhost"
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
