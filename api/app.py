@@ -43,6 +43,7 @@ from queueing.batch_input import ENDPOINTS, InputRules
 from queueing.batch_store import BatchStore
 from queueing.deliveries import DeliveryLog
 from queueing.endpoints import EndpointStore
+from queueing.failpoints import Failpoints
 from queueing.files import FileStore
 from queueing.job_list import JobList
 from queueing.queue import JobQueue, QueueLimits
@@ -104,7 +105,12 @@ def create_api(settings: Settings) -> Api:
     client = connect(
         settings.redis_url, connect_timeout_s=_STORE_TIMEOUT_S, timeout_s=_STORE_TIMEOUT_S
     )
-    queue = JobQueue(client, QueueLimits(**settings.queue_limits()), prefix=settings.key_prefix)
+    queue = JobQueue(
+        client,
+        QueueLimits(**settings.queue_limits()),
+        prefix=settings.key_prefix,
+        failpoints=Failpoints(settings.failpoint),
+    )
     cards = [load_model_card(folder, settings.default_max_tokens) for folder in settings.models]
     models = ServedModels(card.served for card in cards)
     drain = Drain()
