@@ -1,6 +1,7 @@
 """A whole installation for the unmodified openai package."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
@@ -12,6 +13,15 @@ from tests.support.live_stack import LiveStack
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
     """Run an API and a fake engine's worker for the whole session."""
     stack = LiveStack(tmp_path_factory.mktemp("live"), step_ms=2.0)
+    stack.start()
+    yield stack
+    stack.stop()
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[LiveStack]:
+    """Run an API and an engine's worker on the demonstration model for the whole session."""
+    stack = LiveStack(tmp_path_factory.mktemp("real"), model=model_folder)
     stack.start()
     yield stack
     stack.stop()

@@ -8,7 +8,6 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel, Field
 
-from tests.support.live_stack import LiveStack
 from tests.support.strict import strictly
 
 pytestmark = [pytest.mark.real_model, pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -37,16 +36,8 @@ class City(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory, model_folder):
-    stack = LiveStack(tmp_path_factory.mktemp("real"), model=model_folder)
-    stack.start()
-    yield stack
-    stack.stop()
-
-
-@pytest.fixture(scope="module")
-def ai(live):
-    with live.client(timeout=120) as client:
+def ai(real):
+    with real.client(timeout=120) as client:
         yield client
 
 
