@@ -67,6 +67,7 @@ class Linear:
     num_in: int
     num_out: int
     activation: Activation | None  # for a weight that holds gate and up
+    scales: torch.Tensor | None = None  # for a quantised weight
 
 
 class Kernels(Protocol):
@@ -81,6 +82,19 @@ class Kernels(Protocol):
         self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation | None
     ) -> Linear:
         """Lay a weight [out, in] out for fast products; the original is no longer needed."""
+        ...
+
+    def pack_int8(
+        self,
+        weight: torch.Tensor,
+        scales: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: Activation | None,
+    ) -> Linear:
+        """Lay out a weight of signed bytes [out, in] with a float32 scale for each output.
+
+        Its products quantise each row to bytes by the row's own largest value.
+        """
         ...
 
     def embed(self, table: torch.Tensor, batch: RaggedBatch, scale: float) -> torch.Tensor:

@@ -11,7 +11,7 @@ import weakref
 import torch
 
 from engine.kernels.interface import AttentionShape, Linear, Parts, RaggedBatch
-from engine.kernels.native_library import Variant
+from engine.kernels.native_library import PackedWeight, Variant
 from engine.kv_cache import LayerCache
 from engine.model.config import Activation
 from engine.model.decoder import Decoder
@@ -21,6 +21,8 @@ from engine.step_buffers import StepBuffers, StepSizes
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 _LARGEST_HEAD = 256
+_INT8_PER_WORD = 4
+_INT8_ZERO = 128  # kZero in vector.h
 _SPAN = 128  # kSpan in attention.h: blocks have to divide it
 
 
@@ -88,14 +90,30 @@ class NativeKernels:
         num_out, num_in = weight.shape
         assert num_in % self._values_per_word == 0, "rows are whole words"
         num_words = num_in // self._values_per_word
-        packed = self._arena.take(self._library.pm_packed_words(num_out, num_words))
-        weight = weight.contiguous()
-        is_gated = int(activation is not None)
-        self._library.pm_pack(weight.data_ptr(), num_out, num_words, is_gated, packed.data_ptr())
-        if bias is not None:
-            padded = -(-num_out // self._library.pm_panel()) * self._library.pm_panel()
-            bias = torch.nn.functional.pad(bias.float(), (0, padded - num_out))
-        return Linear(packed, bias, num_in, num_out, activation)
+        packed = self._pack_words(weight, num_words, is_gated=activation is not None)
+        return Linear(packed, self._pad(bias), num_in, num_out, activation)
+
+    def pack_int8(
+        self,
+        weight: torch.Tensor,
+        scales: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: Activation | None,
+    ) -> Linear:
+        """Lay signed bytes out in panels, with each column's scale and offset beside."""
+        offsets = weight.int().sum(-1, dtype=torch.int32) * _INT8_ZERO
+        beside = torch.stack((scales.float().view(torch.int32), offsets))
+        num_out, num_in = weight.shape
+        assert num_in % _INT8_PER_WORD == 0, "rows are whole words"
+        is_gated = activation is not None
+        return Linear(
+            self._pack_words(weight, num_in // _INT8_PER_WORD, is_gated=is_gated),
+            self._pad(bias),
+            num_in,
+            num_out,
+            activation,
+            torch.stack([self._pack_words(row, 1, is_gated=is_gated) for row in beside]),
+        )
 
     def embed(self, table: torch.Tensor, batch: RaggedBatch, scale: float) -> torch.Tensor:  # noqa: ARG002 read by address
         """Look up the rows' tokens."""
@@ -242,10 +260,32 @@ class NativeKernels:
         self._library.pm_best(*self._product(x, weight), self._sizes.num_sequences, out.data_ptr())
         return out
 
+    def _pack_words(self, weight: torch.Tensor, num_words: int, *, is_gated: bool) -> torch.Tensor:
+        num_out = weight.shape[0]
+        packed = self._arena.take(self._library.pm_packed_words(num_out, num_words))
+        weight = weight.contiguous()
+        self._library.pm_pack(
+            weight.data_ptr(), num_out, num_words, int(is_gated), packed.data_ptr()
+        )
+        return packed
+
+    def _pad(self, bias: torch.Tensor | None) -> torch.Tensor | None:
+        """Fill a bias up to whole panels."""
+        if bias is None:
+            return None
+        panel: int = self._library.pm_panel()
+        return torch.nn.functional.pad(bias.float(), (0, -len(bias) % panel))
+
     def _product(self, x: torch.Tensor, weight: Linear) -> tuple[object, ...]:
-        num_words = weight.num_in // self._values_per_word
+        """Return the arguments of a product; the weight's addresses are copied by the callee."""
         data = self._address(weight.data)
-        return self._program, x.data_ptr(), data, num_words, weight.num_out
+        if weight.scales is None:
+            packed = PackedWeight(data, weight.num_in // self._values_per_word, weight.num_out)
+        else:
+            scales, offsets = (self._address(row) for row in weight.scales)
+            num_words = weight.num_in // _INT8_PER_WORD
+            packed = PackedWeight(data, num_words, weight.num_out, scales, offsets)
+        return self._program, x.data_ptr(), packed
 
     def _record_norm(
         self,

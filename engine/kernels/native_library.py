@@ -22,22 +22,35 @@ class Variant:
     flags: tuple[str, ...]
 
 
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"})
+_AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
+
 # The first that fits is the fastest.
 VARIANTS = (
     Variant(
         "avx512bf16",
-        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma"}),
-        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma"),
+        _AVX512 | {"avx512_bf16", "avx512_vnni"},
+        (*_AVX512_FLAGS, "-mavx512bf16", "-mavx512vnni"),
     ),
-    Variant(
-        "avx512",
-        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}),
-        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
-    ),
+    Variant("avx512", _AVX512, _AVX512_FLAGS),
     Variant("avx2", frozenset({"avx2", "fma"}), ("-mavx2", "-mfma")),
     Variant("plain", frozenset(), ()),
 )
 
+
+class PackedWeight(ctypes.Structure):
+    """A weight as linear.h takes it: addresses and sizes."""
+
+    _fields_ = (
+        ("words", c_void_p),
+        ("num_in_words", c_int),
+        ("num_out", c_int),
+        ("scales", c_void_p),
+        ("offsets", c_void_p),
+    )
+
+
+_WEIGHT = ctypes.POINTER(PackedWeight)
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "pm_create": (c_void_p, [c_int, c_int]),
     "pm_destroy": (None, [c_void_p]),
@@ -55,9 +68,9 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "pm_norm_parts": (None, [*[c_void_p] * 2, *[c_int] * 2, c_void_p, c_int, c_float]),
     "pm_norm_add": (None, [*[c_void_p] * 3, c_int, c_float, c_void_p]),
     "pm_narrow": (None, [c_void_p, c_void_p, c_int, c_void_p]),
-    "pm_linear": (None, [c_void_p, c_void_p, c_void_p, c_int, c_int, c_void_p, c_void_p]),
-    "pm_linear_add": (None, [c_void_p, c_void_p, c_void_p, c_int, c_int, c_void_p]),
-    "pm_linear_gated": (None, [c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_void_p]),
+    "pm_linear": (None, [c_void_p, c_void_p, _WEIGHT, c_void_p, c_void_p]),
+    "pm_linear_add": (None, [c_void_p, c_void_p, _WEIGHT, c_void_p]),
+    "pm_linear_gated": (None, [c_void_p, c_void_p, _WEIGHT, c_int, c_void_p]),
     "pm_rotate": (None, [*[c_void_p] * 4, *[c_int] * 4, c_void_p, c_void_p, c_int]),
     "pm_attend": (
         None,
@@ -73,8 +86,8 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
             c_void_p,
         ],
     ),
-    "pm_scores": (None, [c_void_p, c_void_p, c_void_p, c_int, c_int, c_float, c_void_p]),
-    "pm_best": (None, [c_void_p, c_void_p, c_void_p, *[c_int] * 3, c_void_p]),
+    "pm_scores": (None, [c_void_p, c_void_p, _WEIGHT, c_float, c_void_p]),
+    "pm_best": (None, [c_void_p, c_void_p, _WEIGHT, c_int, c_void_p]),
 }
 
 

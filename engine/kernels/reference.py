@@ -36,6 +36,17 @@ class ReferenceKernels:
             weight = pack(weight, _TYPICAL_ROWS)
         return Linear(weight, bias, num_in, num_out, activation)
 
+    def pack_int8(
+        self,
+        weight: torch.Tensor,
+        scales: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: Activation | None,
+    ) -> Linear:
+        """Keep a weight of signed bytes and its scales as they are."""
+        num_out, num_in = weight.shape
+        return Linear(weight, bias, num_in, num_out, activation, scales)
+
     def embed(self, table: torch.Tensor, batch: RaggedBatch, scale: float) -> torch.Tensor:
         """Look up the rows' tokens."""
         return table[batch.token_ids].float() * scale
@@ -71,6 +82,8 @@ class ReferenceKernels:
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         """Return x @ weight.T + bias."""
+        if weight.scales is not None:
+            return _multiply_int8(x, weight, weight.scales)
         bias = None if weight.bias is None else weight.bias.to(self._dtype)
         if not self._is_packed:
             return functional.linear(x, weight.data, bias)
@@ -133,6 +146,19 @@ class ReferenceKernels:
     def best(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         """Return the token with the highest score for each sampled row."""
         return self.linear(x, weight).argmax(-1).int()
+
+
+def _multiply_int8(x: torch.Tensor, weight: Linear, scales: torch.Tensor) -> torch.Tensor:
+    """Multiply in whole numbers: rows by their own scales, columns by the weight's."""
+    rows = x.float()
+    row_scales = rows.abs().amax(-1, keepdim=True) / 127
+    inverse = torch.where(row_scales > 0, 127 / rows.abs().amax(-1, keepdim=True), 0.0)
+    quantised = (rows * inverse).round()
+    exact = quantised.double() @ weight.data.double().T  # sums of bytes exceed float32's integers
+    product = exact.float() * (row_scales * scales)
+    if weight.bias is not None:
+        product += weight.bias
+    return product.to(x.dtype)
 
 
 def can_pack(device: torch.device) -> bool:

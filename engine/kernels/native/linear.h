@@ -19,11 +19,14 @@ constexpr int kTile = kLanes == 16 ? 12 : 6;
 
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// A packed weight: [panels][words][kPanel], short panels filled with zeros.
+// A packed weight: [panels][words][kPanel], short panels filled with zeros. Quantised ones have a
+// scale for each column, and what the rows' zero adds to its sum; both lie as the columns do.
 struct PackedWeight {
   const uint32_t* words;
   int num_in_words;
   int num_out;
+  const float* scales;     // null: not quantised
+  const int32_t* offsets;
 };
 
 inline size_t packed_words(int num_out, int num_in_words) {
@@ -52,11 +55,11 @@ inline void pack(const uint32_t* weight, int num_out, int num_in_words, bool is_
 // themselves stay in registers, however large the code is that uses the results.
 template <class Element, int kRows>
 inline void multiply_tile(const uint32_t* x, size_t stride, const uint32_t* panel, int num_words,
-                          Vector (&results)[kRows][kVectors]) {
-  Vector sums[kRows][kVectors];
+                          typename Element::Sum (&results)[kRows][kVectors]) {
+  typename Element::Sum sums[kRows][kVectors];
 #pragma GCC unroll 12
   for (int row = 0; row < kRows; ++row) {
-    for (int part = 0; part < kVectors; ++part) sums[row][part] = Vector{};
+    for (int part = 0; part < kVectors; ++part) sums[row][part] = typename Element::Sum{};
   }
   for (int word = 0; word < num_words; ++word, panel += kPanel) {
     Words columns[kVectors];
@@ -81,7 +84,7 @@ void multiply_rows(const uint32_t* x, size_t stride, const PackedWeight& weight,
                    int first_row, int num_rows, const Sink& sink) {
   const uint32_t* words = weight.words + size_t(panel) * weight.num_in_words * kPanel;
   for (; num_rows >= kRows; num_rows -= kRows, first_row += kRows) {
-    Vector results[kRows][kVectors];
+    typename Element::Sum results[kRows][kVectors];
     multiply_tile<Element, kRows>(x + first_row * stride, stride, words, weight.num_in_words,
                                   results);
 #pragma GCC unroll 1
@@ -129,6 +132,26 @@ void multiply(Pool& pool, const void* x, const PackedWeight& weight, int num_row
     }
   });
 }
+
+// Turn exact sums of a quantised product into what they stand for, and hand them on.
+template <class Sink>
+struct Dequantise {
+  Sink sink;
+  const float* row_scales;
+  const float* column_scales;
+  const int32_t* offsets;
+
+  void operator()(int row, int panel, const Integers (&sums)[kVectors]) const {
+    Vector values[kVectors];
+    for (int part = 0; part < kVectors; ++part) {
+      const int column = panel * kPanel + part * kLanes;
+      const Integers exact = sums[part] - load_as<Integers>(offsets + column);
+      values[part] = __builtin_convertvector(exact, Vector) *
+                     (load(column_scales + column) * row_scales[row]);
+    }
+    sink(row, panel, values);
+  }
+};
 
 // Write the sums, with a bias, as elements.
 template <class Element>

@@ -55,6 +55,8 @@ struct Program {
   Batch batch{};
   std::vector<Operation> operations;
   double seconds[kNumKinds] = {};
+  std::vector<uint8_t> quantised;  // rows of the product that is being computed
+  std::vector<float> row_scales;
 };
 
 enum Kind { kLinear, kAttention, kRows, kHead };
@@ -212,14 +214,36 @@ void record_attend(Program& program, const void* qkv, const Attention<Element>& 
   }});
 }
 
+// Multiply rows with a weight, quantising them first if the weight is; grain 0: choose it.
+template <class Element, class Sink>
+void multiply_any(Program& program, const void* x, const PackedWeight& weight, int num_rows,
+                  int grain, const Sink& sink) {
+  if (grain == 0) grain = panels_per_task(program.pool, weight, num_rows);
+  if (weight.scales == nullptr) {
+    multiply<Element>(program.pool, x, weight, num_rows, grain, sink);
+    return;
+  }
+  const int width = weight.num_in_words * Int8::kPerWord;
+  if (program.row_scales.size() < size_t(num_rows)) program.row_scales.resize(num_rows);
+  if (program.quantised.size() < size_t(num_rows) * width) {
+    program.quantised.resize(size_t(num_rows) * width);
+  }
+  const auto* rows = static_cast<const typename Element::Stored*>(x);
+  share_rows(program.pool, num_rows, [&](int row) {
+    program.row_scales[row] = quantise_row<Element>(
+        rows + size_t(row) * width, width, program.quantised.data() + size_t(row) * width);
+  });
+  multiply<Int8>(program.pool, program.quantised.data(), weight, num_rows, grain,
+                 Dequantise<Sink>{sink, program.row_scales.data(), weight.scales, weight.offsets});
+}
+
 template <class Element>
 void record_linear(Program& program, const void* x, const PackedWeight& weight, const float* bias,
                    void* out) {
   const WriteElements<Element> sink{static_cast<typename Element::Stored*>(out), bias,
                                     weight.num_out};
   program.operations.push_back({kLinear, [=, &program](const Counts& counts) {
-    const int grain = panels_per_task(program.pool, weight, counts.num_rows);
-    multiply<Element>(program.pool, x, weight, counts.num_rows, grain, sink);
+    multiply_any<Element>(program, x, weight, counts.num_rows, 0, sink);
   }});
 }
 
@@ -228,8 +252,7 @@ void record_linear_add(Program& program, const void* x, const PackedWeight& weig
                        float* residual) {
   const AddToResidual sink{residual, weight.num_out};
   program.operations.push_back({kLinear, [=, &program](const Counts& counts) {
-    const int grain = panels_per_task(program.pool, weight, counts.num_rows);
-    multiply<Element>(program.pool, x, weight, counts.num_rows, grain, sink);
+    multiply_any<Element>(program, x, weight, counts.num_rows, 0, sink);
   }});
 }
 
@@ -238,8 +261,7 @@ void record_linear_gated(Program& program, const void* x, const PackedWeight& we
   const WriteGated<Element, kIsGelu> sink{static_cast<typename Element::Stored*>(out),
                                           weight.num_out / 2};
   program.operations.push_back({kLinear, [=, &program](const Counts& counts) {
-    const int grain = panels_per_task(program.pool, weight, counts.num_rows);
-    multiply<Element>(program.pool, x, weight, counts.num_rows, grain, sink);
+    multiply_any<Element>(program, x, weight, counts.num_rows, 0, sink);
   }});
 }
 
@@ -248,8 +270,7 @@ void record_scores(Program& program, const void* x, const PackedWeight& weight, 
                    float* out) {
   const WriteScores sink{out, weight.num_out, softcap};
   program.operations.push_back({kHead, [=, &program](const Counts& counts) {
-    const int grain = panels_per_task(program.pool, weight, counts.num_sampled);
-    multiply<Element>(program.pool, x, weight, counts.num_sampled, grain, sink);
+    multiply_any<Element>(program, x, weight, counts.num_sampled, 0, sink);
   }});
 }
 
@@ -262,7 +283,7 @@ void record_best(Program& program, const void* x, const PackedWeight& weight, in
   program.operations.push_back({kHead, [=, &program](const Counts& counts) {
     const int num_rows = counts.num_sampled;
     const KeepBest sink{best->data(), num_rows, weight.num_out};
-    multiply<Element>(program.pool, x, weight, num_rows, KeepBest::kPanelsPerTask, sink);
+    multiply_any<Element>(program, x, weight, num_rows, KeepBest::kPanelsPerTask, sink);
     for (int row = 0; row < num_rows; ++row) out[row] = sink.best_column(row, num_tasks);
   }});
 }
@@ -352,19 +373,19 @@ void pm_narrow(Program* program, const float* x, int width, void* out) {
   PM_DISPATCH(record_narrow, *program, x, width, out);
 }
 
-void pm_linear(Program* program, const void* x, const uint32_t* weight, int num_in_words,
-               int num_out, const float* bias, void* out) {
-  PM_DISPATCH(record_linear, *program, x, {weight, num_in_words, num_out}, bias, out);
+void pm_linear(Program* program, const void* x, const PackedWeight* weight, const float* bias,
+               void* out) {
+  PM_DISPATCH(record_linear, *program, x, *weight, bias, out);
 }
 
-void pm_linear_add(Program* program, const void* x, const uint32_t* weight, int num_in_words,
-                   int num_out, float* residual) {
-  PM_DISPATCH(record_linear_add, *program, x, {weight, num_in_words, num_out}, residual);
+void pm_linear_add(Program* program, const void* x, const PackedWeight* weight,
+                   float* residual) {
+  PM_DISPATCH(record_linear_add, *program, x, *weight, residual);
 }
 
-void pm_linear_gated(Program* program, const void* x, const uint32_t* weight, int num_in_words,
-                     int num_out, int is_gelu, void* out) {
-  const PackedWeight packed{weight, num_in_words, num_out};
+void pm_linear_gated(Program* program, const void* x, const PackedWeight* weight, int is_gelu,
+                     void* out) {
+  const PackedWeight& packed = *weight;
   if (program->element == 0) {
     is_gelu ? record_linear_gated<Float32, true>(*program, x, packed, out)
             : record_linear_gated<Float32, false>(*program, x, packed, out);
@@ -402,14 +423,14 @@ void pm_attend(Program* program, const void* qkv, int num_heads, int num_kv_head
   }
 }
 
-void pm_scores(Program* program, const void* x, const uint32_t* weight, int num_in_words,
-               int num_out, float softcap, float* out) {
-  PM_DISPATCH(record_scores, *program, x, {weight, num_in_words, num_out}, softcap, out);
+void pm_scores(Program* program, const void* x, const PackedWeight* weight, float softcap,
+               float* out) {
+  PM_DISPATCH(record_scores, *program, x, *weight, softcap, out);
 }
 
-void pm_best(Program* program, const void* x, const uint32_t* weight, int num_in_words,
-             int num_out, int max_rows, int32_t* out) {
-  PM_DISPATCH(record_best, *program, x, {weight, num_in_words, num_out}, max_rows, out);
+void pm_best(Program* program, const void* x, const PackedWeight* weight, int max_rows,
+             int32_t* out) {
+  PM_DISPATCH(record_best, *program, x, *weight, max_rows, out);
 }
 
 }  // extern "C"

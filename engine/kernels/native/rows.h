@@ -1,6 +1,8 @@
 // What happens to single rows between the products: embedding, normalisation, rotation and storing.
 #pragma once
 
+#include <algorithm>
+
 #include "vector.h"
 
 namespace promptmill {
@@ -65,6 +67,23 @@ void narrow_row(const float* x, int width, typename Element::Stored* out) {
     Element::store_narrow(out + column, load(x + column));
   }
   for (; column < width; ++column) out[column] = Element::narrow(x[column]);
+}
+
+// Quantise a row to bytes around Int8::kZero; return what one step of a byte stands for.
+template <class Element>
+float quantise_row(const typename Element::Stored* x, int width, uint8_t* out) {
+  float largest_size = 0;
+  for (int column = 0; column < width; ++column) {
+    largest_size = std::max(largest_size, std::fabs(Element::widen(x[column])));
+  }
+  const float scale = largest_size / 127.0f;
+  const float inverse = largest_size > 0 ? 127.0f / largest_size : 0.0f;
+  for (int column = 0; column < width; ++column) {
+    // Adding 1.5 * 2^23 leaves the nearest integer in the low bits, ties to even.
+    const float shifted = Element::widen(x[column]) * inverse + 12582912.0f;
+    out[column] = static_cast<uint8_t>(bits_as<uint32_t>(shifted) + Int8::kZero);
+  }
+  return scale;
 }
 
 // Turn one head in place: its two halves are the coordinates (transformers' rotate_half).

@@ -77,6 +77,7 @@ inline float largest(Vector value) {
 
 struct Float32 {
   using Stored = float;
+  using Sum = Vector;
   static constexpr int kPerWord = 1;
   static Vector dot(Vector total, Words a, Words b) {
     return total + bits_as<Vector>(a) * bits_as<Vector>(b);
@@ -89,6 +90,7 @@ struct Float32 {
 
 struct Bfloat16 {
   using Stored = uint16_t;
+  using Sum = Vector;
   static constexpr int kPerWord = 2;
 
   static Vector dot(Vector total, Words a, Words b) {
@@ -121,6 +123,26 @@ struct Bfloat16 {
     std::memcpy(to, &halves, sizeof halves);
 #else
     for (int lane = 0; lane < kLanes; ++lane) to[lane] = narrow(value[lane]);
+#endif
+  }
+};
+
+// Products of quantised rows, bytes from 0 to 255, with signed bytes of a weight; sums are exact.
+struct Int8 {
+  using Sum = Integers;
+  static constexpr int kPerWord = 4;
+  static constexpr int kZero = 128;  // what a row's zero is stored as
+
+  static Integers dot(Integers total, Words weights, Words row) {
+#if defined(__AVX512VNNI__)
+    return bits_as<Integers>(_mm512_dpbusd_epi32(bits_as<__m512i>(total), bits_as<__m512i>(row),
+                                                 bits_as<__m512i>(weights)));
+#else
+    const Integers signed_bytes = bits_as<Integers>(weights), bytes = bits_as<Integers>(row);
+    total += (bytes & 0xff) * ((signed_bytes << 24) >> 24);
+    total += ((bytes >> 8) & 0xff) * ((signed_bytes << 16) >> 24);
+    total += ((bytes >> 16) & 0xff) * ((signed_bytes << 8) >> 24);
+    return total + ((bytes >> 24) & 0xff) * (signed_bytes >> 24);
 #endif
   }
 };
