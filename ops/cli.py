@@ -22,7 +22,7 @@ _FOLDER = click.Path(path_type=Path)
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="promptmill")
+@click.version_option(package_name="promptmill", prog_name="promptmill")
 def main() -> None:
     """Asynchronous LLM jobs on your own machines. Settings come from PROMPTMILL_* variables."""
 
@@ -56,12 +56,16 @@ def worker() -> None:
 @click.option("--name", help="Name in Flower, metrics and logs.")
 def engine(model: Path | None, name: str | None) -> None:
     """Serve one model folder."""
-    from workers.gpu import run_engine_worker
+    from engine.registry import load_manifest
 
     settings = Settings()
     folders = [model] if model else settings.models
     if len(folders) != 1:
         raise click.UsageError("an engine worker serves one model: name it with --model")
+    load_manifest(folders[0])  # before the seconds that loading the tensor library takes
+
+    from workers.gpu import run_engine_worker
+
     sys.exit(run_engine_worker(settings, folders[0], name))
 
 

@@ -35,6 +35,10 @@ class Client:
             trust_env=False,
         )
 
+    def close(self) -> None:
+        """Give back its connections."""
+        self._http.close()
+
     def submit(self, **fields: Any) -> dict[str, Any]:
         """Submit a job; fields as POST /v1/jobs takes them. Raises ApiError."""
         present = {name: value for name, value in fields.items() if value is not None}
@@ -103,8 +107,13 @@ class Client:
     def _checked(self, response: httpx.Response) -> httpx.Response:
         if response.is_success:
             return response
-        try:
-            error = response.json()["error"]
-        except (ValueError, KeyError):
-            error = {"code": None, "message": response.reason_phrase}
-        raise ApiError(response.status_code, str(error["code"]), str(error["message"]))
+        raise _refusal(response)
+
+
+def _refusal(response: httpx.Response) -> ApiError:
+    status = response.status_code
+    try:
+        error = response.json()["error"]
+        return ApiError(status, str(error["code"]), str(error["message"]))
+    except (ValueError, LookupError, TypeError):  # somebody between us and the API answered
+        return ApiError(status, f"http_{status}", f"{status} {response.reason_phrase}")

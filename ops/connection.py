@@ -1,9 +1,10 @@
 """Connection: how the commands of this machine find a running stack, as a small file of its own."""
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from ops.private_file import write_private
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +16,9 @@ class Connection:
     flower_url: str | None
 
     def write(self, path: Path) -> None:
-        """Write for this user alone; a reader sees all of it or nothing."""
-        draft = path.with_name(f".{path.name}")
-        draft.unlink(missing_ok=True)
+        """Write for this user alone."""
         fields = {"url": self.url, "key": self.api_key, "flower": self.flower_url}
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(fields, file)
-        draft.replace(path)
+        write_private(path, json.dumps(fields))
 
     @staticmethod
     def read(path: Path) -> "Connection":

@@ -74,6 +74,8 @@ def batch_run(file: Path, output: Path) -> None:
 
     Lines that failed go to OUTPUT with `.errors` before its suffix.
     """
+    if not output.parent.is_dir():
+        raise click.BadParameter(f"there is no folder {output.parent}", param_hint="--output")
     client = _client()
     created = client.create_batch(client.upload(file))
     last = _last_of(client.batch_progress(created["id"]))
@@ -120,9 +122,15 @@ def _print_job(job: dict[str, Any]) -> None:
 
 
 def _client() -> Client:
-    settings = Settings()
+    """Return a client that is closed when the command ends."""
+    client = Client(_connection(Settings()))
+    click.get_current_context().call_on_close(client.close)
+    return client
+
+
+def _connection(settings: Settings) -> Connection:
     try:
-        return Client(Connection.read(connection_file(settings)))
+        return Connection.read(connection_file(settings))
     except FileNotFoundError:
         pass
     key = settings.resolved_api_key()
@@ -130,4 +138,4 @@ def _client() -> Client:
         raise click.ClickException(
             "nothing runs here: start `promptmill up`, or set PROMPTMILL_API_KEY"
         )
-    return Client(Connection(f"http://{settings.api_host}:{settings.api_port}", key, None))
+    return Connection(f"http://{settings.api_host}:{settings.api_port}", key, None)

@@ -4,11 +4,9 @@ An embedded Redis-compatible server (unless a URL is given), the API, one engine
 CPU worker, beat and Flower: the same commands that docker-compose.yml runs.
 """
 
-import secrets
 import socket
 import sys
 import time
-from base64 import b64encode
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +16,7 @@ import httpx
 from ops.connection import Connection
 from ops.demo_model import DEFAULT_FOLDER
 from ops.settings import Settings
+from ops.stack_secrets import StackSecrets
 from ops.supervisor import Child, Supervisor
 from queueing.errors import StoreUnavailable
 from queueing.store import connect, translated_errors
@@ -40,13 +39,11 @@ class LocalStack:
         self._supervisor = supervisor
         self._flower_port = (settings.flower_port or free_port()) if flower else None
         self._api_port = settings.api_port or free_port()
-        self.api_key = settings.resolved_api_key() or f"pm-{secrets.token_urlsafe(24)}"
+        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own = StackSecrets.kept_in(settings.data_dir)
         secret = settings.webhook_secret
-        self.webhook_secret = (
-            secret.get_secret_value()
-            if secret
-            else f"whsec_{b64encode(secrets.token_bytes(32)).decode()}"
-        )
+        self.api_key = settings.resolved_api_key() or own.api_key
+        self.webhook_secret = secret.get_secret_value() if secret else own.webhook_secret
         self._redis_url = settings.redis_url
         self.metrics_urls: dict[str, str] = {}  # of the workers; the API's is at /metrics
 

@@ -81,10 +81,15 @@ class LocalStackProcess:
         parent = psutil.Process(self._running.pid)
         return [parent, *parent.children(recursive=True)]
 
-    def child(self, name: str) -> psutil.Process:
-        """Return the process whose command line holds `name`."""
-        (found,) = (process for process in self.family() if name in process.cmdline())
-        return found
+    def pid_of(self, name: str) -> int | None:
+        """Return the process whose command line holds `name`; None when there is none just now."""
+        for process in self.family():
+            try:
+                if name in process.cmdline():
+                    return process.pid
+            except psutil.NoSuchProcess:
+                continue  # it ended while we looked
+        return None
 
     def signal(self, number: signal.Signals) -> None:
         self._running.send_signal(number)
@@ -94,10 +99,14 @@ class LocalStackProcess:
         return self._running.wait(_STOP_LIMIT_S)
 
     def stop(self) -> None:
-        """End the stack if it runs."""
-        if self._process is not None and self.is_running:
-            self.signal(signal.SIGTERM)
-            self.wait()
+        """End the stack the orderly way, if it runs; nothing of it may be left."""
+        if self._process is None or not self.is_running:
+            return
+        family = self.family()
+        self.signal(signal.SIGTERM)
+        assert self.wait() == 0, self.said
+        assert [process for process in family if process.is_running()] == []
+        assert not self.connection_file.exists()
 
     @property
     def _running(self) -> "subprocess.Popen[bytes]":
