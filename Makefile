@@ -12,7 +12,7 @@ CONVERTED := $(MODEL)/manifest.json
 CODE := api engine ops queueing workers tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup model check fix lint types contracts spelling unit bench lock lock-check clean
+.PHONY: help demo test setup model check fix lint types contracts spelling unit bench bench-depth bench-peers lock lock-check clean
 
 help: ## List what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do \
@@ -51,7 +51,13 @@ unit: $(INSTALLED) ## Run the quick tests
 	$(RUN) -m pytest -m "not e2e and not real_model"
 
 bench: setup ## Measure our engine beside transformers, on an idle machine
-	$(RUN) -m ops.bench --model $(MODEL)
+	$(RUN) -m ops.bench --model $(MODEL) quick
+
+bench-depth: setup ## Measure step costs, latency under load, prefix cache and memory
+	$(RUN) -m ops.bench --model $(MODEL) depth
+
+bench-peers: setup ## Measure us beside every other engine (8 GB of packages; LLAMA=1: one more)
+	$(RUN) -m ops.bench --model $(MODEL) peers $(if $(LLAMA),--with-llama)
 
 lock: $(INSTALLED) ## Remake the dependency locks
 	. $(VENV)/bin/activate && ops/locks/lock.sh

