@@ -4,6 +4,7 @@ is there and sweeps.
 Any number of beats may run: everything they do may be done twice.
 """
 
+from datetime import timedelta
 from typing import Any
 
 import structlog
@@ -38,9 +39,13 @@ class JanitorScheduler(Scheduler):
         """Have none."""
 
     def setup_schedule(self) -> None:
-        """Have one entry, kept in memory: it is due again after a restart."""
-        task = task_of_queue(JANITOR_QUEUE)
-        self.add(name="sweep", task=task, schedule=schedule(_EVERY_S))
+        """Have one entry, kept in memory: it is due at the start, and every ten seconds."""
+        self.add(
+            name="sweep",
+            task=task_of_queue(JANITOR_QUEUE),
+            schedule=schedule(_EVERY_S),
+            last_run_at=self.app.now() - timedelta(seconds=_EVERY_S),
+        )
 
     def apply_async(self, entry: Any, *_args: Any, **_options: Any) -> None:
         """Sweep in this process; a store that is away is asked again next time."""

@@ -4,18 +4,12 @@ import signal
 
 import pytest
 
-from tests.support.cluster import Cluster
 from tests.support.jobs import QUEUE
-from tests.support.server import embedded_binary
-
-GRACE_S = 0.5
 
 
 @pytest.fixture
-def cluster(tmp_path):
-    cluster = Cluster(tmp_path / "cluster", embedded_binary(), grace_s=GRACE_S)
-    yield cluster
-    cluster.stop()
+def cluster(make_cluster):
+    return make_cluster(grace_s=0.5)
 
 
 def start_worker(cluster):
