@@ -1,4 +1,4 @@
-"""What can go wrong with a job or its queue: FailureCode (closed, on the wire) and the exception tree.
+"""What can go wrong with a job or its queue: FailureCode (closed, on the wire), the exception tree.
 
     PromptmillError
     ├── RequestError              the caller's fault; carries a FailureCode and the parameter
@@ -9,14 +9,18 @@
     ├── StorageFull               the disk of files and batches takes no more
     └── StaleLease                somebody newer holds the job; the holder's work is void
 
-A job that was accepted never ends by an exception: it ends in a JobResult whose error carries a FailureCode.
+A job that was accepted never ends by an exception: it ends in a JobResult whose error carries a
+FailureCode.
 """
 
 from enum import StrEnum
 
 
 class FailureCode(StrEnum):
-    """Why a request was refused or a job did not complete. Clients match on these; values never change."""
+    """Why a request was refused or a job did not complete.
+
+    Clients match on these; values never change.
+    """
 
     INVALID_REQUEST = "invalid_request"
     INVALID_JSON = "invalid_json"
@@ -87,11 +91,14 @@ class QueueFull(PromptmillError):
 
 
 class QueueShed(QueueFull):
-    """The queue is so full that it takes only more urgent jobs; ask again after `retry_after_s` seconds."""
+    """The queue is so full that it takes only more urgent jobs."""
 
 
 class StoreUnavailable(PromptmillError):
-    """Redis did not answer or refused a write. `kind` is timeout, connection, oom, misconf, readonly or other."""
+    """Redis did not answer or refused a write.
+
+    `kind` is timeout, connection, oom, misconf, readonly or other.
+    """
 
     def __init__(self, kind: str) -> None:
         super().__init__(f"the store is unavailable ({kind})")

@@ -137,6 +137,8 @@ API_KEYS = Key("api_keys", "tenant:{tenant}:api_keys")
 # zset job id -> arrival_ms of queued and running, finished_ms of ended jobs; no lines of batches.
 # What ended longer than record_ttl_s ago is forgotten when the next one ends, or when none does.
 JOBS = Key("jobs", "tenant:{tenant}:jobs:{state}")
+# zset job id -> finished_ms of the dead jobs of all queues. Forgets them as JOBS does.
+DEAD = Key("dead", "dead")
 # hash of counters that only rise: submitted, tokens, and one a terminal state, of prompt jobs.
 USAGE = Key("usage", "tenant:{tenant}:usage")
 # hash: <bucket>:level and <bucket>:at_ms of the buckets requests and tokens, day and day_tokens.
@@ -185,6 +187,7 @@ LUA_FAMILIES = (
     API_KEY,
     API_KEYS,
     JOBS,
+    DEAD,
     USAGE,
     BUCKETS,
 )

@@ -31,10 +31,20 @@ local function relist(id, tenant, from, to, at_ms)
   if to then redis.call('ZADD', jobs_key(tenant, to), at_ms, id) end
 end
 
+-- As long as there are records: the whole list goes when none has ended since.
+local function forget_old(list)
+  redis.call('ZREMRANGEBYSCORE', list, '-inf', int(NOW - LIMITS.record_ttl_ms))
+  redis.call('PEXPIRE', list, LIMITS.record_ttl_ms)
+end
+
 local function list_ended(id, tenant, from, state)
   relist(id, tenant, from, state, int(NOW))
-  redis.call('ZREMRANGEBYSCORE', jobs_key(tenant, state), '-inf', int(NOW - LIMITS.record_ttl_ms))
-  redis.call('PEXPIRE', jobs_key(tenant, state), LIMITS.record_ttl_ms)
+  forget_old(jobs_key(tenant, state))
+end
+
+local function list_dead(id)
+  redis.call('ZADD', dead_key(), int(NOW), id)
+  forget_old(dead_key())
 end
 
 -- What was asked before under an idempotency key: its id, and whether the body was the same. asked: idempotency_key?
@@ -277,6 +287,7 @@ local function end_job(id, state, result, code, message, stage)
   count(queue, state)
   account(tenant, queue, state, 1)
   if is_listed(id, job[6]) then list_ended(id, tenant, job[4], state) end
+  if state == 'dead' then list_dead(id) end
   if job[6] then
     -- A line's texts stay until its batch has written them.
     redis.call('PEXPIRE', result_key(id), LIMITS.record_ttl_ms)

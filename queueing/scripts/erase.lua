@@ -6,5 +6,6 @@ local job = redis.call('HMGET', job_key(id), 'state', 'tenant', 'worker')
 if not job[1] or job[2] ~= tenant then return 0 end
 if not is_terminal(job[1]) then cancel(id, job[1], job[3]) end
 relist(id, tenant, redis.call('HGET', job_key(id), 'state'))
+redis.call('ZREM', dead_key(), id)
 redis.call('DEL', job_key(id), request_key(id), result_key(id), stream_key(id))
 return 1
