@@ -72,18 +72,30 @@ void narrow_row(const float* x, int width, typename Element::Stored* out) {
 // Quantise a row to bytes around Int8::kZero; return what one step of a byte stands for.
 template <class Element>
 float quantise_row(const typename Element::Stored* x, int width, uint8_t* out) {
-  float largest_size = 0;
-  for (int column = 0; column < width; ++column) {
+  typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+  Vector sizes{};
+  int column = 0;
+  for (; column + kLanes <= width; column += kLanes) {
+    const Vector value = Element::load_wide(x + column);
+    sizes = larger(sizes, larger(value, -value));
+  }
+  float largest_size = largest(sizes);
+  for (; column < width; ++column) {
     largest_size = std::max(largest_size, std::fabs(Element::widen(x[column])));
   }
-  const float scale = largest_size / 127.0f;
   const float inverse = largest_size > 0 ? 127.0f / largest_size : 0.0f;
-  for (int column = 0; column < width; ++column) {
-    // Adding 1.5 * 2^23 leaves the nearest integer in the low bits, ties to even.
-    const float shifted = Element::widen(x[column]) * inverse + 12582912.0f;
+  // Adding 1.5 * 2^23 leaves the nearest integer in the low bits, ties to even.
+  constexpr float kRound = 12582912.0f;
+  for (column = 0; column + kLanes <= width; column += kLanes) {
+    const Vector shifted = Element::load_wide(x + column) * inverse + kRound;
+    const Bytes bytes = __builtin_convertvector(bits_as<Words>(shifted) + Int8::kZero, Bytes);
+    std::memcpy(out + column, &bytes, sizeof bytes);
+  }
+  for (; column < width; ++column) {
+    const float shifted = Element::widen(x[column]) * inverse + kRound;
     out[column] = static_cast<uint8_t>(bits_as<uint32_t>(shifted) + Int8::kZero);
   }
-  return scale;
+  return largest_size / 127.0f;
 }
 
 // Turn one head in place: its two halves are the coordinates (transformers' rotate_half).
