@@ -11,8 +11,8 @@ import torch
 from engine.sequence import SamplingParams
 
 # Sorting a whole vocabulary costs more than the rest of the sampling: when only likely tokens
-# count, they are almost always among so many.
-_NUM_CANDIDATES = 512
+# count, they are almost always among the first so many, else among more.
+_NUM_CANDIDATES = (512, 8192)
 
 _MASK = (1 << 64) - 1
 
@@ -45,9 +45,10 @@ def _draw(scores: torch.Tensor, sampling: SamplingParams, uniform: float) -> int
         return _place(probabilities.cumsum(-1), uniform)
     num_tokens = len(probabilities)
     limit = min(sampling.top_k or num_tokens, num_tokens)
-    likely, token_ids = probabilities.topk(min(limit, _NUM_CANDIDATES))
-    if len(likely) < limit and not _holds_all(likely, sampling):
-        likely, token_ids = probabilities.topk(limit)
+    for num_candidates in (*_NUM_CANDIDATES, limit):
+        likely, token_ids = probabilities.topk(min(limit, num_candidates))
+        if len(likely) == limit or _holds_all(likely, sampling):
+            break
     return int(token_ids[_place(_keep(likely, sampling), uniform)])
 
 
