@@ -3,6 +3,7 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import openai
 import pytest
 from openai.pagination import SyncPage
@@ -12,6 +13,7 @@ from openai.types.responses import Response
 
 from tests.support.fake_engine import as_prompt, byte_tokenizer, expected_text
 from tests.support.jobs import MODEL
+from tests.support.live_stack import API_KEY
 from tests.support.strict import strictly
 
 HELLO = {"role": "user", "content": "hello"}
@@ -194,6 +196,44 @@ def test_answers_of_many_at_once_do_not_mix(ai):
 
     texts = [answer.choices[0].message.content for answer in answers]
     assert texts == [expected_text(as_prompt(message), 20) for message in messages]
+
+
+def test_the_same_job_says_the_same_in_every_way_of_asking(ai, live):
+    whole = expected_text(as_prompt(*MESSAGES), 30)
+    stop = whole[12:15]
+    chat = {"messages": MESSAGES, "max_tokens": 30, "stop": stop, **GREEDY}
+    plain = {"prompt": as_prompt(*MESSAGES), "max_tokens": 30, "stop": stop, **GREEDY}
+
+    texts = {
+        ai.chat.completions.create(**chat).choices[0].message.content,
+        ai.completions.create(**plain).choices[0].text,
+        text_of_batch_line(ai, live, chat),
+        text_of_native_job(live, {"messages": MESSAGES, "max_tokens": 30, "stop": stop}),
+        # A response has no stop strings of its own.
+        ai.responses.create(input=MESSAGES, max_output_tokens=30, **GREEDY).output_text.partition(
+            stop
+        )[0],
+    }
+
+    assert texts == {whole.partition(stop)[0]}
+
+
+def text_of_batch_line(ai, live, body):
+    live.start_cpu_worker()
+    endpoint = "/v1/chat/completions"
+    line = {"custom_id": "1", "method": "POST", "url": endpoint, "body": body}
+    file = ai.files.create(file=("lines.jsonl", json.dumps(line).encode()), purpose="batch")
+    batch = ai.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
+    live.cluster.wait_until(lambda: ai.batches.retrieve(batch.id).status == "completed")
+    output = ai.files.content(ai.batches.retrieve(batch.id).output_file_id).text
+    return json.loads(output)["response"]["body"]["choices"][0]["message"]["content"]
+
+
+def text_of_native_job(live, body):
+    headers = {"Authorization": f"Bearer {API_KEY}"}
+    with httpx.Client(base_url=f"{live.api.url}/v1", headers=headers, timeout=30) as client:
+        job_id = client.post("/jobs", json=body).json()["id"]
+        return client.get(f"/jobs/{job_id}", params={"wait": 20}).json()["result"]["text"]
 
 
 def test_json_is_ascii_and_survives_any_text(ai):

@@ -49,6 +49,7 @@ class LiveStack:
             "data_dir": str(folder / "data"),
         }
         named |= {name: str(value) for name, value in settings.items()}
+        self._named = {f"PROMPTMILL_{name.upper()}": value for name, value in named.items()}
         self.api = ApiServer(folder / "api.log", named)
 
     def start(self) -> None:
@@ -63,17 +64,23 @@ class LiveStack:
         """Return the unmodified client, as a stranger would make it."""
         return openai.OpenAI(api_key=API_KEY, base_url=f"{self.api.url}/v1", **options)  # type: ignore[arg-type]  # any of the client's own
 
+    def start_cpu_worker(self) -> None:
+        """Start what runs batches and webhooks."""
+        command = [sys.executable, "-m", "ops.cli", "worker", "cpu", "--name", "cpu"]
+        self._start_worker(command, "cpu.log", self._named)
+
+    def _start_worker(self, command: list[str], log: str, settings: dict[str, str]) -> None:
+        folder = self.cluster.folder
+        environment = settings | {"HOME": str(folder), "PATH": os.defpath}
+        self.cluster.workers.append(WorkerProcess(command, environment, folder / log))
+
     def _start_engine(self, model: Path) -> None:
         settings = {
             "PROMPTMILL_REDIS_URL": self.cluster.server.url,
             "PROMPTMILL_ENGINE_THREADS": "2",
             "PROMPTMILL_KV_BLOCKS": "512",
-            "HOME": str(self.cluster.folder),
-            "PATH": os.defpath,
         }
-        command = [sys.executable, "-c", _ENGINE, str(model)]
-        log = self.cluster.folder / "engine.log"
-        self.cluster.workers.append(WorkerProcess(command, settings, log))
+        self._start_worker([sys.executable, "-c", _ENGINE, str(model)], "engine.log", settings)
 
     def stop(self) -> None:
         """End every process."""
