@@ -5,11 +5,13 @@ thread begins before the first request needs it.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import redis
 from flask import Flask
 
+from api.admin import AdminRoutes, set_up_admin
 from api.auth import Keyring, guard
 from api.docs import OPEN_ENDPOINTS as DOCS_ENDPOINTS
 from api.docs import docs_blueprint
@@ -41,6 +43,7 @@ from queueing import keys
 from queueing.admission import Admission
 from queueing.batch_input import ENDPOINTS, InputRules
 from queueing.batch_store import BatchStore
+from queueing.dead_jobs import DeadJobs
 from queueing.deliveries import DeliveryLog
 from queueing.endpoints import EndpointStore
 from queueing.failpoints import Failpoints
@@ -74,14 +77,14 @@ class Api:
     """An application and what ends with its process."""
 
     app: Flask
+    admin: Flask | None
     drain: Drain
     waiters: Waiters
     client: "redis.Redis"
 
     def begin_draining(self) -> None:
         """Refuse new work and let whoever waits have his answer now."""
-        self.drain.begin()
-        self.waiters.close()
+        _begin_draining(self.drain, self.waiters)
 
     def close(self) -> None:
         """Drain, and give back threads and connections."""
@@ -126,7 +129,8 @@ def create_api(settings: Settings) -> Api:
     app = _new_flask(settings)
     observe_requests(app, http)
     tell_allowances(app)
-    guard(app, Keyring(api_key, tenants, http), _OPEN_ENDPOINTS)
+    keyring = Keyring(api_key, tenants, http)
+    guard(app, keyring, _OPEN_ENDPOINTS)
     register_error_handlers(app, store)
     probe = StoreProbe(client, settings.key_prefix)
     app.register_blueprint(health_blueprint(probe, drain, registry, [scrape.refresh]))
@@ -144,7 +148,32 @@ def create_api(settings: Settings) -> Api:
     app.register_blueprint(_webhook_routes(settings, client, waiters).blueprint())
     app.register_blueprint(webhook_secret_blueprint(_webhook_secret(settings)))
     app.register_blueprint(docs_blueprint(lambda: api_document(app)))
-    return Api(app, drain, waiters, client)
+    dead = DeadJobs(client, queue, prefix=settings.key_prefix)
+    admin_routes = AdminRoutes(queue, tenants, dead, partial(_begin_draining, drain, waiters))
+    admin = _admin_app(settings, admin_routes, keyring, http, store)
+    return Api(app, admin, drain, waiters, client)
+
+
+def _begin_draining(drain: Drain, waiters: Waiters) -> None:
+    drain.begin()
+    waiters.close()
+
+
+def _admin_app(
+    settings: Settings,
+    routes: AdminRoutes,
+    keyring: Keyring,
+    http: HttpMetrics,
+    store: StoreMetrics,
+) -> Flask | None:
+    admin_key = settings.resolved_admin_key()
+    if admin_key is None:
+        return None
+    app = _new_flask(settings)
+    observe_requests(app, http)
+    set_up_admin(app, routes, admin_key, keyring)
+    register_error_handlers(app, store)
+    return app
 
 
 def _webhook_secret(settings: Settings) -> WebhookSecret | None:

@@ -47,8 +47,11 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
     def load_config(self) -> None:
         """Set what differs from gunicorn's defaults."""
         settings = self._settings
+        bind = [f"{settings.api_host}:{settings.api_port}"]
+        if settings.resolved_admin_key() is not None:
+            bind.append(f"{settings.admin_host}:{settings.admin_port}")
         for name, value in {
-            "bind": f"{settings.api_host}:{settings.api_port}",
+            "bind": bind,
             "workers": 1,
             "worker_class": DrainingWorker,
             "threads": settings.api_threads,
@@ -64,18 +67,23 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
         """Compose the API; called in the worker process, where its threads will live."""
         configure_logging(_SERVICE, self._settings.log_level)
         api = create_api(self._settings)
-        return DrainableApp(api)
+        return DrainableApp(api, self._settings.admin_port)
 
 
 class DrainableApp:
-    """The WSGI application with a handle for the worker that has to end it."""
+    """The WSGI application of both ports, with a handle for the worker that has to end it."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, admin_port: int) -> None:
         self._app: Flask = api.app
+        self._admin: Flask | None = api.admin
+        self._admin_port = admin_port
         self.begin_draining = api.begin_draining
 
-    def __call__(self, *args: Any) -> Any:  # WSGI's own signature
-        return self._app(*args)
+    def __call__(self, environ: dict[str, Any], *args: Any) -> Any:  # WSGI's own signature
+        # The socket knows by which port a request came; its headers say what their sender likes.
+        if self._admin and environ["gunicorn.socket"].getsockname()[1] == self._admin_port:
+            return self._admin(environ, *args)
+        return self._app(environ, *args)
 
 
 class DrainingWorker(GatheringWorker):

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from ops.admin_cli import admin
 from ops.jobs_cli import batch, cancel, status, submit
 from ops.keys_cli import keys
 from ops.one_line_errors import OneLineErrors
@@ -27,7 +28,7 @@ def main() -> None:
     """Asynchronous LLM jobs on your own machines. Settings come from PROMPTMILL_* variables."""
 
 
-for command in (submit, status, cancel, batch, keys, openapi, webhooks):
+for command in (submit, status, cancel, batch, admin, keys, openapi, webhooks):
     main.add_command(command)
 
 

@@ -79,6 +79,7 @@ class Event(StrEnum):
     WEBHOOK_FAILED = "webhook failed"
     BATCH_CHANGED = "batch changed"
     JANITOR_RAN = "janitor ran"
+    ADMIN_ACTED = "admin acted"
 
 
 def configure_logging(service: str, level: str) -> None:

@@ -1,0 +1,260 @@
+"""The operator's API: queues, tenants and their keys, dead jobs, and draining this process.
+
+Owns the application behind the admin key, on a port of its own; the tenants' API has none of its
+routes. A tenant's key is known here and refused: 403. Every change leaves a line in the log.
+"""
+
+import hmac
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import structlog
+from flask import Blueprint, Flask, Response, jsonify, request
+from pydantic import Field
+from werkzeug.routing import BaseConverter
+
+from api.auth import Keyring
+from api.openai.lists import list_object, read_page_query
+from api.requests import read_object, read_query
+from ops.logs import Event
+from queueing.admission import RateLimits
+from queueing.api_key import digest_of
+from queueing.body import StrictModel, validate
+from queueing.dead_jobs import DeadJob, DeadJobs
+from queueing.errors import FailureCode, RequestError
+from queueing.job import Priority
+from queueing.queue import JobQueue
+from queueing.tenants import ApiKey, Tenant, TenantStore, Tier
+
+_PAGE = 20
+_MAX_PAGE = 100
+_SCHEME = "bearer "
+
+log = structlog.stdlib.get_logger(__name__)
+
+_Rate = Annotated[int, Field(ge=1)] | None
+# Not strict: the wire has the names, not the members.
+_Tier = Annotated[Tier, Field(strict=False)]
+_Priorities = Annotated[list[Annotated[Priority, Field(strict=False)]], Field(min_length=1)]
+
+
+class TenantBody(StrictModel):
+    """What a tenant may do; what is not given is without limit."""
+
+    tier: _Tier = Tier.STANDARD
+    priorities: _Priorities = Field(default_factory=lambda: list(Priority))
+    models: list[str] | None = None
+    requests_per_min: _Rate = None
+    tokens_per_min: _Rate = None
+    tokens_per_day: _Rate = None
+
+
+class KeyBody(StrictModel):
+    """What a new key is for."""
+
+    name: str = ""
+
+
+class TenantName(BaseConverter):
+    """A path part that can be a tenant's name; everything else is a 404."""
+
+    regex = "[a-z0-9][a-z0-9-]{0,62}"
+
+
+class JobId(BaseConverter):
+    """A path part that can be the id of a job of any surface; everything else is a 404."""
+
+    regex = "[a-z]+[-_][0-9A-Za-z]{22}"
+
+
+class AdminRoutes:
+    """The handlers under /admin. They hold nothing of a request."""
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        tenants: TenantStore,
+        dead: DeadJobs,
+        begin_draining: Callable[[], None],
+    ) -> None:
+        self._queue = queue
+        self._tenants = tenants
+        self._dead = dead
+        self._begin_draining = begin_draining
+
+    def blueprint(self) -> Blueprint:
+        """Return the routes, to be registered once."""
+        blueprint = Blueprint("admin", __name__, url_prefix="/admin")
+        tenant = "/tenants/<tenant_name:name>"
+        dead_job = "/dead_jobs/<job_id:job_id>"
+        for rule, view, method in (
+            ("/queues", self.list_queues, "GET"),
+            ("/tenants", self.list_tenants, "GET"),
+            (tenant, self.put_tenant, "PUT"),
+            (f"{tenant}/keys", self.list_keys, "GET"),
+            (f"{tenant}/keys", self.create_key, "POST"),
+            ('/keys/<id("key_"):key_id>/revoke', self.revoke_key, "POST"),
+            ("/dead_jobs", self.list_dead, "GET"),
+            (f"{dead_job}/retry", self.retry, "POST"),
+            (dead_job, self.drop, "DELETE"),
+            ("/drain", self.drain, "POST"),
+        ):
+            blueprint.add_url_rule(rule, view_func=view, methods=[method])
+        return blueprint
+
+    def list_queues(self) -> Response:
+        """Return every queue: what waits by priority, what is leased, what became of the rest."""
+        read_query()
+        return jsonify(
+            object="list", data=[self._queue_object(name) for name in self._queue.queues()]
+        )
+
+    def list_tenants(self) -> Response:
+        """Return every tenant that was made."""
+        read_query()
+        found = self._tenants.all_tenants()
+        return jsonify(object="list", data=[_tenant_object(tenant) for tenant in found])
+
+    def put_tenant(self, name: str) -> Response:
+        """Make a tenant, or say anew what it may do."""
+        read_query()
+        body = validate(TenantBody, read_object())
+        limits = RateLimits(body.requests_per_min, body.tokens_per_min, body.tokens_per_day)
+        models = None if body.models is None else frozenset(body.models)
+        tenant = Tenant(name, body.tier, frozenset(body.priorities), models, limits)
+        self._tenants.put(tenant)
+        _note("tenant put", tenant=name)
+        return jsonify(_tenant_object(tenant))
+
+    def list_keys(self, name: str) -> Response:
+        """Return a tenant's keys without their texts."""
+        read_query()
+        found = self._tenants.keys_of(name)
+        return jsonify(object="list", data=[_key_object(key) for key in found])
+
+    def create_key(self, name: str) -> Response:
+        """Make a key; the answer alone holds its text."""
+        read_query()
+        body = validate(KeyBody, read_object())
+        api_key, text = self._tenants.create_key(name, body.name)
+        _note("key created", tenant=name, key_id=api_key.id)
+        return jsonify(_key_object(api_key) | {"api_key": text})
+
+    def revoke_key(self, key_id: str) -> Response:
+        """End a key for good."""
+        read_query()
+        if not self._tenants.revoke_key(key_id):
+            raise RequestError(FailureCode.NOT_FOUND, "there is no such key")
+        _note("key revoked", key_id=key_id)
+        return Response(status=204)
+
+    def list_dead(self) -> Response:
+        """Return a page of dead jobs of all tenants, newest first."""
+        query, _ = read_page_query(default_limit=_PAGE, max_limit=_MAX_PAGE)
+        page = self._dead.page(query)
+        return jsonify(list_object([_dead_object(job) for job in page.items], page.has_more))
+
+    def retry(self, job_id: str) -> Response:
+        """Queue a copy of a dead job; a repeat returns the same copy."""
+        read_query()
+        copy = self._dead.retry(job_id)
+        if copy is None:
+            raise _no_dead_job()
+        _note("dead job retried", job_id=job_id, copy_id=copy.job_id)
+        return jsonify(id=copy.job_id, object="job", retry_of=job_id)
+
+    def drop(self, job_id: str) -> Response:
+        """Erase a dead job."""
+        read_query()
+        if not self._dead.drop(job_id):
+            raise _no_dead_job()
+        _note("dead job dropped", job_id=job_id)
+        return Response(status=204)
+
+    def drain(self) -> Response:
+        """Let this API process take no new work, for good: it is about to be ended."""
+        read_query()
+        self._begin_draining()
+        _note("drain begun")
+        return Response(status=204)
+
+    def _queue_object(self, name: str) -> dict[str, Any]:
+        depth = self._queue.depth(name)
+        return {
+            "name": name,
+            "ready": {priority.value: count for priority, count in depth.ready.items()},
+            "oldest_age_s": {priority.value: age for priority, age in depth.oldest_age_s.items()},
+            "later": depth.later,
+            "leased": depth.leased,
+            "totals": self._queue.totals(name),
+        }
+
+
+def set_up_admin(app: Flask, routes: AdminRoutes, admin_key: str, keyring: Keyring) -> None:
+    """Make an application the admin's."""
+    app.url_map.converters |= {"tenant_name": TenantName, "job_id": JobId}
+    guard_admin(app, admin_key, keyring)
+    app.register_blueprint(routes.blueprint())
+
+
+def guard_admin(app: Flask, admin_key: str, keyring: Keyring) -> None:
+    """Ask for the admin key before every request; a tenant's is refused by name."""
+    admin_digest = digest_of(admin_key)
+
+    @app.before_request
+    def _authenticate() -> None:
+        authorization = request.headers.get("Authorization")
+        sent = (authorization or "")[len(_SCHEME) :]
+        is_bearer = (authorization or "").lower().startswith(_SCHEME)
+        if is_bearer and hmac.compare_digest(digest_of(sent), admin_digest):
+            return
+        # Counts what is no key at all, and refuses it.
+        keyring.tenant_of(authorization, request.remote_addr or "")
+        message = "this needs the admin key"
+        raise RequestError(FailureCode.PERMISSION_DENIED, message)
+
+
+def _note(what: str, **fields: str) -> None:
+    log.info(Event.ADMIN_ACTED, action=what, **fields)
+
+
+def _tenant_object(tenant: Tenant) -> dict[str, Any]:
+    return {
+        "object": "tenant",
+        "name": tenant.name,
+        "tier": tenant.tier.value,
+        "priorities": [priority.value for priority in Priority if priority in tenant.priorities],
+        "models": None if tenant.models is None else sorted(tenant.models),
+        "requests_per_min": tenant.limits.requests_per_min,
+        "tokens_per_min": tenant.limits.tokens_per_min,
+        "tokens_per_day": tenant.limits.tokens_per_day,
+    }
+
+
+def _key_object(key: ApiKey) -> dict[str, Any]:
+    return {
+        "id": key.id,
+        "object": "api_key",
+        "tenant": key.tenant,
+        "name": key.name,
+        "hint": key.hint,
+        "created_at": key.created_s,
+        "revoked_at": key.revoked_s,
+    }
+
+
+def _dead_object(job: DeadJob) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "object": "dead_job",
+        "tenant": job.tenant,
+        "queue": job.queue,
+        "priority": job.priority.value,
+        "losses": job.losses,
+        "created_at": job.arrival_s,
+        "finished_at": job.finished_s,
+    }
+
+
+def _no_dead_job() -> RequestError:
+    return RequestError(FailureCode.NOT_FOUND, "there is no such dead job")

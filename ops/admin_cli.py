@@ -1,0 +1,105 @@
+"""`promptmill admin`: look at queues, and handle dead jobs, as the operator.
+
+Talks to Redis directly; only draining, which is a process's own affair, goes by the admin API.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+import httpx
+import redis
+
+from ops.settings import Settings
+from queueing.dead_jobs import DeadJobs
+from queueing.errors import PromptmillError, RequestError
+from queueing.pages import PageQuery
+from queueing.queue import JobQueue, QueueLimits
+from queueing.store import connect
+
+_PAGE = 1_000
+_TIMEOUT_S = 10.0
+
+
+@click.group()
+def admin() -> None:
+    """Look at queues and handle dead jobs."""
+
+
+@admin.command()
+def queues() -> None:
+    """Print what waits, by priority, what is leased, and what became of the rest."""
+    with _queue() as (_, queue):
+        for name in queue.queues():
+            depth = queue.depth(name)
+            ready = "  ".join(f"{priority}: {count}" for priority, count in depth.ready.items())
+            totals = "  ".join(f"{event}: {count}" for event, count in queue.totals(name).items())
+            click.echo(f"{name}  {ready}  later: {depth.later}  leased: {depth.leased}")
+            click.echo(f"  {totals}")
+
+
+@admin.command()
+def dead() -> None:
+    """Print the dead jobs of all tenants, newest first."""
+    with _dead_jobs() as dead_jobs:
+        page = dead_jobs.page(PageQuery(_PAGE))
+        for job in page.items:
+            click.echo(f"{job.id}  {job.tenant}  {job.queue}  {job.priority}  losses: {job.losses}")
+        if page.has_more:
+            click.echo("there are more", err=True)
+
+
+@admin.command()
+@click.argument("job_id")
+def retry(job_id: str) -> None:
+    """Queue a copy of a dead job and print its id."""
+    with _dead_jobs() as dead_jobs:
+        copy = dead_jobs.retry(job_id)
+        if copy is None:
+            raise click.ClickException(f"there is no dead job {job_id}")
+        click.echo(copy.job_id)
+
+
+@admin.command()
+@click.argument("job_id")
+def drop(job_id: str) -> None:
+    """Erase a dead job."""
+    with _dead_jobs() as dead_jobs:
+        if not dead_jobs.drop(job_id):
+            raise click.ClickException(f"there is no dead job {job_id}")
+    click.echo(f"{job_id} dropped")
+
+
+@admin.command()
+def drain() -> None:
+    """Let the API process of this machine take no new work, for good."""
+    settings = Settings()
+    admin_key = settings.resolved_admin_key()
+    if admin_key is None:
+        raise click.ClickException("set PROMPTMILL_ADMIN_KEY or PROMPTMILL_ADMIN_KEY_FILE")
+    url = f"http://{settings.admin_host}:{settings.admin_port}/admin/drain"
+    headers = {"Authorization": f"Bearer {admin_key}"}
+    answer = httpx.post(url, headers=headers, timeout=_TIMEOUT_S)
+    if not answer.is_success:
+        raise click.ClickException(f"the admin API answers {answer.status_code}")
+    click.echo("draining")
+
+
+@contextmanager
+def _queue() -> Iterator[tuple["redis.Redis", JobQueue]]:
+    """Return the store and its queue; what they refuse is one line and exit status 1."""
+    settings = Settings()
+    with connect(settings.redis_url) as client:
+        limits = QueueLimits(**settings.queue_limits())
+        try:
+            yield client, JobQueue(client, limits, prefix=settings.key_prefix)
+        except RequestError as error:
+            raise click.ClickException(error.message) from error
+        except PromptmillError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@contextmanager
+def _dead_jobs() -> Iterator[DeadJobs]:
+    with _queue() as (client, queue):
+        yield DeadJobs(client, queue, prefix=Settings().key_prefix)
