@@ -42,7 +42,7 @@ _START_MS = 1_700_000_000_000
 
 @dataclass(slots=True)
 class Observed:
-    """What became of the jobs: seconds waited, by priority and by tenant, and how many were late."""
+    """What became of the jobs: seconds waited, by priority and by tenant, and who came too late."""
 
     waits_s: dict[Priority, list[float]] = field(default_factory=lambda: defaultdict(list))
     missed: dict[Priority, int] = field(default_factory=lambda: defaultdict(int))
@@ -184,7 +184,7 @@ def _report_store(script: dict[str, float], count: int, peak_bytes: int) -> None
     """Tell the store's time: what it allows is an upper bound, with nothing else to do for it."""
     us_per_job = script["usec"] / count
     _say(
-        f"\nstore: {script['calls'] / count:.2f} script calls and {us_per_job:.0f} us of its time a job;"
+        f"\nstore: {script['calls'] / count:.2f} scripts and {us_per_job:.0f} us of its time a job;"
         f" one Redis ends at about {1_000_000 / us_per_job:,.0f} jobs/s"
         f" ({86_400_000_000 / us_per_job / 1_000_000:,.0f} million a day);"
         f" peak {peak_bytes / 2**20:,.0f} MiB"
