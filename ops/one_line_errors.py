@@ -37,7 +37,8 @@ class OneLineErrors(click.Group):
         except httpx.TransportError as error:
             raise click.ClickException(_no_answer(error)) from error
         except (EngineError, FolderInUseError, StackError, StoreUnavailable) as error:
-            raise click.ClickException(str(error)) from error
+            # A manifest that is none comes with a list of all that it lacks.
+            raise click.ClickException(str(error).partition("\n")[0]) from error
 
 
 def _bad_values(error: ValidationError) -> str:

@@ -70,6 +70,14 @@ def test_an_engine_worker_on_a_folder_without_a_manifest_is_told(run, tmp_path):
     )
 
 
+def test_a_manifest_that_is_none_is_told_without_all_that_it_lacks(run, tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+
+    told = error_of(run("worker", "engine", "--model", str(tmp_path)))
+
+    assert told.startswith(f"{tmp_path}/manifest.json: not a manifest: ")
+
+
 def test_an_engine_worker_on_a_changed_model_says_which_file_in_its_last_line(tmp_path):
     folder = write_tiny_model(tmp_path / "tiny")
     write_manifest(folder, Provenance("tiny"))
