@@ -17,6 +17,7 @@ from ops.keys_cli import keys
 from ops.one_line_errors import OneLineErrors
 from ops.openapi_cli import openapi
 from ops.settings import Settings
+from ops.switch_cli import switch
 from ops.webhooks_cli import webhooks
 
 _FOLDER = click.Path(path_type=Path)
@@ -28,7 +29,7 @@ def main() -> None:
     """Asynchronous LLM jobs on your own machines. Settings come from PROMPTMILL_* variables."""
 
 
-for command in (submit, status, cancel, batch, admin, keys, openapi, webhooks):
+for command in (submit, status, cancel, batch, admin, keys, openapi, switch, webhooks):
     main.add_command(command)
 
 

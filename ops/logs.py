@@ -80,6 +80,7 @@ class Event(StrEnum):
     BATCH_CHANGED = "batch changed"
     JANITOR_RAN = "janitor ran"
     ADMIN_ACTED = "admin acted"
+    SWITCH_FLIPPED = "switch flipped"
 
 
 def configure_logging(service: str, level: str) -> None:

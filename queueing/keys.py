@@ -144,6 +144,8 @@ USAGE = Key("usage", "tenant:{tenant}:usage")
 # hash: <bucket>:level and <bucket>:at_ms of the buckets requests and tokens, day and day_tokens.
 # For two days after the last submit.
 BUCKETS = Key("buckets", "tenant:{tenant}:buckets")
+# hash of the degradation switches that are on: their name and a whole number (see switches.py).
+SWITCHES = Key("switches", "switches")
 # string, for 10 s: written by readiness probes to see that the store takes writes.
 PROBE = Key("probe", "probe")
 
@@ -165,6 +167,7 @@ LUA_FAMILIES = (
     SERVED,
     SHARE,
     LOAD,
+    SWITCHES,
     CLAIMED,
     TOTALS,
     INBOX,

@@ -10,17 +10,21 @@ import secrets
 import socket
 from dataclasses import dataclass
 
+import redis
+import structlog
 from celery import Celery
 from prometheus_client import start_http_server
 
 from engine.grammar import Grammars
 from engine.tokenizer import Tokenizer
+from ops.logs import Event as LogEvent
 from ops.metrics import new_registry
 from ops.settings import Settings
 from queueing.failpoints import Failpoints
 from queueing.job import GENERATE_TASK, generate_queue
 from queueing.queue import JobQueue, QueueLimits
 from queueing.store import connect
+from queueing.switches import Flip, SwitchBoard, SwitchWatch
 from queueing.token_stream import TokenStreams
 from workers.celery_config import configure_celery, consume_from, worker_options
 from workers.delivery import Delivery
@@ -70,8 +74,7 @@ def serve(model: LoadedModel, settings: Settings, name: str | None = None) -> in
     configure_celery(app, settings.redis_url, intake)
     consume_from(app, [generate_queue(model.name)])
     app.task(name=GENERATE_TASK)(_generate)
-    streams = TokenStreams(client, prefix=settings.key_prefix)
-    app.engine_parts = _parts(settings, model, intake, streams, observer)
+    app.engine_parts = _parts(settings, model, intake, client, observer)
     Drain(intake, settings.grace_s).install()
     if settings.metrics_port:
         start_http_server(settings.metrics_port, "127.0.0.1", registry)
@@ -86,9 +89,11 @@ def _parts(
     settings: Settings,
     model: LoadedModel,
     intake: Intake,
-    streams: TokenStreams,
+    client: "redis.Redis",
     observer: EngineObserver,
 ) -> EngineParts:
+    streams = TokenStreams(client, prefix=settings.key_prefix)
+    board = SwitchBoard(client, prefix=settings.key_prefix)
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     serving = ServingLoop(model.engine, events, coalesce_s=settings.coalesce_ms / 1000)
     delivery = Delivery(
@@ -112,7 +117,14 @@ def _parts(
         serving,
         delivery,
         renewer,
+        SwitchWatch(board, _log_flip),
         settings.watchdog_s,
+    )
+
+
+def _log_flip(flip: Flip) -> None:
+    structlog.stdlib.get_logger(__name__).info(
+        LogEvent.SWITCH_FLIPPED, switch=flip.switch.value, before=flip.before, now=flip.now
     )
 
 

@@ -28,6 +28,7 @@ from engine.tokenizer import Tokenizer
 from ops.logs import Event
 from queueing.errors import FailureCode, RequestError, StoreUnavailable
 from queueing.job import Claim, JobResult, JobState, Lease
+from queueing.switches import Switch, SwitchWatch
 from queueing.transport import turn_again
 from queueing.wire import UnknownVersion
 from workers.delivery import Delivery, Ended
@@ -52,6 +53,7 @@ class EngineParts:
     serving: ServingLoop
     delivery: Delivery
     renewer: LeaseRenewer
+    switches: SwitchWatch
     watchdog_s: float
 
 
@@ -140,6 +142,7 @@ class EnginePool(BasePool):
         parts, lease = self._parts, claim.lease
         try:
             job = prepare(claim, parts.tokenizer, parts.grammars)
+            job.end_after(parts.switches.value(Switch.MAX_TOKENS))
         except UnknownVersion:
             parts.intake.release(lease, delay_s=_NEWER_VERSION_DELAY_S)
             self._note_ended([Ended(lease.tag, None, None)])
@@ -197,6 +200,7 @@ class EnginePool(BasePool):
             while not self._stepping_ended.is_set():
                 parts.delivery.turn()
                 parts.renewer.renew_when_due()
+                parts.switches.look_when_due()
                 if parts.renewer.stalled_s() > parts.watchdog_s:
                     self._die(Event.WATCHDOG_EXPIRED)
             parts.delivery.turn(wait_s=0.0)

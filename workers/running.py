@@ -5,7 +5,7 @@ its sequences and its deadline. Must not know Redis or Celery.
 """
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from engine.errors import ChatTemplateError, GrammarError, SamplingError
@@ -86,6 +86,13 @@ class RunningJob:
     def num_steps(self) -> int:
         """Count the tokens of its longest text."""
         return max(answer.num_tokens for answer in self.answers)
+
+    def end_after(self, max_tokens: int | None) -> None:
+        """End with fewer tokens than were asked for; None leaves them be."""
+        for answer in self.answers:
+            sampling = answer.sequence.sampling
+            if max_tokens is not None and max_tokens < sampling.max_tokens:
+                answer.sequence.sampling = replace(sampling, max_tokens=max_tokens)
 
     def take(self, token: TokenOutput) -> bool:
         """Add one token to its text; True when a stop string ended that."""

@@ -32,8 +32,9 @@ end
 
 local level = pressure()
 if level == 4 then return { 'full', job.id } end
-if level >= 2 and job.priority == 'bulk' then return { 'shed', job.id } end
-if level >= 3 and job.priority == 'standard' then return { 'shed', job.id } end
+local switches = redis.call('HMGET', switches_key(), 'shed_bulk', 'shed_standard')
+if job.priority == 'bulk' and (level >= 2 or switches[1]) then return { 'shed', job.id } end
+if job.priority == 'standard' and (level >= 3 or switches[2]) then return { 'shed', job.id } end
 
 -- An estimate, from above: all live work of this priority and the more urgent ones is served first, at the measured
 -- speed, and then this job at the measured pace. Without a measurement everything is feasible.

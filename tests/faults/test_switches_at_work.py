@@ -1,0 +1,57 @@
+"""Degradation switches flipped under load: seen by running processes, without a restart."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from queueing.errors import QueueShed
+from queueing.job import JobState, Priority
+from tests.support.cluster import Cluster
+from tests.support.jobs import TENANT, state_of
+from tests.support.ledger import a_prompt_job
+
+
+def flip(cluster: Cluster, *words: str) -> str:
+    """Run the operator's command; return what it says."""
+    environment = {
+        "PATH": os.defpath,
+        "HOME": str(cluster.folder),
+        "PROMPTMILL_REDIS_URL": cluster.server.url,
+    }
+    command = [sys.executable, "-m", "ops.cli", "switch", *words]
+    return subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True
+    ).stdout
+
+
+@pytest.mark.fault("F30")
+def test_a_running_worker_obeys_a_flipped_switch(cluster):
+    worker = cluster.start_worker(step_ms=5)
+    before = cluster.ledger.submit(cluster.queue, "before", 400)
+    cluster.wait_until(lambda: cluster.num_running() == 1)
+
+    said = flip(cluster, "max_tokens", "3")
+    cluster.wait_until(lambda: worker.events("switch flipped"), limit_s=2.5)
+
+    capped = a_prompt_job("capped", 50)
+    cluster.queue.enqueue(capped)
+    cluster.wait_until(lambda: state_of(cluster.queue, capped.id) is JobState.COMPLETED)
+    cluster.wait_until(lambda: state_of(cluster.queue, before) is JobState.COMPLETED)
+    assert cluster.queue.get(capped.id, TENANT).result.usage.completion_tokens == 3
+    assert cluster.queue.get(before, TENANT).result.usage.completion_tokens == 400
+    assert '"switch flipped"' in said
+    assert '"by"' in said
+    assert cluster.drain(worker) == 0
+
+
+@pytest.mark.fault("F30")
+def test_work_is_shed_and_taken_again_as_the_operator_says(cluster):
+    flip(cluster, "shed_bulk", "on")
+    with pytest.raises(QueueShed):
+        cluster.queue.enqueue(a_prompt_job("bulk", 3, priority=Priority.BULK))
+
+    flip(cluster, "shed_bulk", "off")
+
+    assert cluster.queue.enqueue(a_prompt_job("bulk", 3, priority=Priority.BULK)).created
