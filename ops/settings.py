@@ -92,6 +92,11 @@ class Settings(BaseSettings):
         ge=1024,
         description="Bytes its live jobs may hold, with room for their results, before it does.",
     )
+    target_wait_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="Work is shed to keep the 95th percentile of waits near this; 0 is off.",
+    )
     lease_s: float = Field(
         default=15.0, gt=0, description="A claim is lost after this long without renewal."
     )
@@ -210,6 +215,7 @@ class Settings(BaseSettings):
             "max_losses": self.max_losses,
             "max_queued_jobs": self.max_queued_jobs,
             "max_queued_bytes": self.max_queued_bytes,
+            "target_wait_ms": round(self.target_wait_s * 1000),
             "result_ttl_ms": self.result_ttl_s * 1000,
             "record_ttl_ms": self.record_ttl_s * 1000,
             "idempotency_ttl_ms": self.idempotency_ttl_s * 1000,

@@ -1,7 +1,7 @@
-"""Failpoints: named places at which a test lets a process die, as kill -9 would, the nth time it gets there.
+"""Failpoints: named places at which a test lets a process die, as kill -9 would.
 
-Owns their names, so that a test can go through all of them. A process without a plan of its death passes them for the
-price of a comparison.
+Owns their names, so that a test can go through all of them. A process without a plan of its death
+passes them for the price of a comparison.
 """
 
 import os

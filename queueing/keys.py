@@ -79,7 +79,8 @@ SERVED = Key("served", "queue:{queue}:{priority}:served")
 # tenant starts at).
 SHARE = Key("share", "queue:{queue}:share")
 # hash: bytes (what live jobs hold and have room reserved for), cost:<p> (tokens of live jobs),
-# pressure (see enqueue.lua).
+# pressure, share, share_ms, share_credit (see enqueue.lua), wait_p95_ms (see claim.lua), window_ms,
+# window_tokens, speed, pace (see finish.lua).
 LOAD = Key("load", "queue:{queue}:load")
 # string "<call id> <job id>/<fence> ...": what a worker's last claim was answered, for a repeat.
 # For lease_ms.

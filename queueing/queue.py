@@ -50,6 +50,7 @@ class QueueLimits:
     max_losses: int = 3
     max_queued_jobs: int = 100_000
     max_queued_bytes: int = 2**30
+    target_wait_ms: int = 0
     result_ttl_ms: int = 86_400_000
     record_ttl_ms: int = 604_800_000
     idempotency_ttl_ms: int = 86_400_000

@@ -34,8 +34,19 @@ local function answered_before()
   return claims
 end
 
+-- Follow the 95th percentile of the waits: up a lot for one above it, down a little for one below (Robbins, Monro 1951).
+-- Bulk work is meant to wait and says nothing.
+local function note_wait(priority, arrival_ms)
+  if LIMITS.target_wait_ms == 0 or priority == 'bulk' then return end
+  local wait_ms, p95_ms = NOW - arrival_ms, tonumber(redis.call('HGET', load_key(queue), 'wait_p95_ms') or '0')
+  local step_ms = math.max(p95_ms, LIMITS.target_wait_ms / 10) * 0.2
+  p95_ms = math.max(0, p95_ms + step_ms * (wait_ms > p95_ms and 0.95 or -0.05))
+  redis.call('HSET', load_key(queue), 'wait_p95_ms', p95_ms)
+end
+
 local function lease(id, priority)
   local job = redis.call('HMGET', job_key(id), 'tenant', 'cost', 'weight', 'batch', 'arrival_ms')
+  note_wait(priority, tonumber(job[5]))
   charge(queue, priority, job[1], tonumber(job[2]) / tonumber(job[3] or '1'))
   take_ready(id, queue, priority, job[1])
   redis.call('HINCRBY', job_key(id), 'fence', 1)

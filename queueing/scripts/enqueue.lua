@@ -36,6 +36,37 @@ local switches = redis.call('HMGET', switches_key(), 'shed_bulk', 'shed_standard
 if job.priority == 'bulk' and (level >= 2 or switches[1]) then return { 'shed', job.id } end
 if job.priority == 'standard' and (level >= 3 or switches[2]) then return { 'shed', job.id } end
 
+-- The share of what is offered that is taken follows the waits: once a second less of it while their 95th percentile is
+-- above 1.5 times the target, more while it is below 0.8 times. A job that nobody claims counts by its age.
+local function oldest_wait_ms()
+  local oldest = 0
+  for _, priority in ipairs({ 'realtime', 'standard' }) do
+    local head = redis.call('ZRANGE', ready_key(job.queue, priority), 0, 0)[1]
+    local arrival_ms = head and redis.call('HGET', job_key(head), 'arrival_ms')
+    if arrival_ms then oldest = math.max(oldest, NOW - tonumber(arrival_ms)) end
+  end
+  return oldest
+end
+
+local function take_share()
+  local key = load_key(job.queue)
+  local load = redis.call('HMGET', key, 'share', 'share_ms', 'share_credit', 'wait_p95_ms')
+  local share, adjusted_ms = tonumber(load[1] or '1'), tonumber(load[2] or '0')
+  if NOW - adjusted_ms >= 1000 then
+    local wait_ms = math.max(tonumber(load[4] or '0'), oldest_wait_ms())
+    if wait_ms > 1.5 * LIMITS.target_wait_ms then share = math.max(0.05, share * 0.8) end
+    if wait_ms < 0.8 * LIMITS.target_wait_ms then share = math.min(1, share * 1.1) end
+    -- What was seen fades, since little work means little to be seen.
+    local fading_ms = tonumber(load[4] or '0') * 0.9
+    redis.call('HSET', key, 'share', share, 'share_ms', int(NOW), 'wait_p95_ms', fading_ms)
+  end
+  local credit = tonumber(load[3] or '0') + share
+  redis.call('HSET', key, 'share_credit', credit >= 1 and credit - 1 or credit)
+  return credit >= 1
+end
+
+if LIMITS.target_wait_ms > 0 and job.priority ~= 'realtime' and not take_share() then return { 'shed', job.id } end
+
 -- An estimate, from above: all live work of this priority and the more urgent ones is served first, at the measured
 -- speed, and then this job at the measured pace. Without a measurement everything is feasible.
 local function finish_estimate_ms()
