@@ -70,17 +70,9 @@ class ResponseRoutes:
         """Return a response as it is; with ?stream=true as it comes, from the first event on."""
         query = read_query("stream", "starting_after", "include_obfuscation")
         record, asked = self._known(response_id)
-        if query.get("stream", "false") == "false":
-            return jsonify(response_object(record, asked))
-        if not (asked.stream and is_background(asked)):
-            message = "stream: only of a response made with background: true and stream: true"
-            raise RequestError(FailureCode.INVALID_REQUEST, message, "stream")
-        after = query.get("starting_after", "")
-        if after and not _NUMBER.fullmatch(after):
-            message = "starting_after: should be a sequence number"
-            raise RequestError(FailureCode.INVALID_REQUEST, message, "starting_after")
-        following = self._answers.again(response_id, current_tenant().name)
-        return stream(following, ResponseEvents(record, asked, int(after or -1)))
+        if _is_true(query, "stream"):
+            return self._again(record, asked, query)
+        return jsonify(response_object(record, asked))
 
     def cancel(self, response_id: str) -> Response:
         """End a response that was made in the background; one that has ended stays as it is."""
@@ -106,6 +98,20 @@ class ResponseRoutes:
             response.call_on_close(partial(self._erase, following.record.id, order.tenant.name))
         return response
 
+    def _again(self, record: JobRecord, asked: GenerateRequest, query: dict[str, str]) -> Response:
+        if _is_true(query, "include_obfuscation"):
+            message = "include_obfuscation is not supported here"
+            raise RequestError(FailureCode.UNSUPPORTED_PARAMETER, message, "include_obfuscation")
+        if not (asked.stream and is_background(asked)):
+            message = "stream: only of a response made with background: true and stream: true"
+            raise RequestError(FailureCode.INVALID_REQUEST, message, "stream")
+        after = query.get("starting_after")
+        if after is not None and not _NUMBER.fullmatch(after):
+            message = "starting_after: should be a sequence number"
+            raise RequestError(FailureCode.INVALID_REQUEST, message, "starting_after")
+        following = self._answers.again(record.id, current_tenant().name)
+        return stream(following, ResponseEvents(record, asked, -1 if after is None else int(after)))
+
     def _at_once(self, order: Order, call: ResponseCall) -> dict[str, object]:
         record = self._answers.at_once(order)
         if call.store is False:
@@ -124,6 +130,14 @@ class ResponseRoutes:
         if record is None or asked is None or record.result_expired:
             raise _not_found()
         return record, decode_request(asked)
+
+
+def _is_true(query: dict[str, str], name: str) -> bool:
+    value = query.get(name, "false")
+    if value not in ("true", "false"):
+        message = f"{name}: should be true or false"
+        raise RequestError(FailureCode.INVALID_REQUEST, message, name)
+    return value == "true"
 
 
 def _not_found() -> RequestError:
