@@ -43,6 +43,7 @@ _READABLE_NAMES = frozenset(
 _DOCUMENT_STEMS = frozenset({"license", "notice", "readme", "use_policy"})
 _DOCUMENT_SUFFIXES = frozenset({"", ".md", ".txt"})
 
+_QUANTISED_SUFFIXES = (".weight_int8", ".weight_int4", ".weight_scales")  # engine/quantised.py
 _MAX_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
 _DTYPE_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
@@ -130,7 +131,10 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def stored_dtype(weights: Iterable[Path]) -> str:
-    """Return the dtype of most elements; a config may claim another than the files hold."""
+    """Return the dtype of most elements; a config may claim another than the files hold.
+
+    Of a quantised model, that of the weights which are not.
+    """
     elements: Counter[str] = Counter()
     for path in weights:
         elements.update(_count_elements(path))
@@ -175,7 +179,7 @@ def _count_elements(path: Path) -> Counter[str]:
         try:
             header = json.loads(stream.read(size_bytes))
             for name, tensor in header.items():
-                if name != "__metadata__":
+                if name != "__metadata__" and not name.endswith(_QUANTISED_SUFFIXES):
                     elements[str(tensor["dtype"])] += prod(int(size) for size in tensor["shape"])
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
             raise WeightsError(f"{path.name}: not a safetensors header: {error}") from error

@@ -17,6 +17,7 @@ import torch
 from engine.kv_cache import LayerCache
 from engine.model.config import Activation
 from engine.model.rope import RopeTable
+from engine.quantised import QuantisedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Linear:
     num_out: int
     activation: Activation | None  # for a weight that holds gate and up
     scales: torch.Tensor | None = None  # for a quantised weight
+    group_size: int | None = None  # for half bytes, the inputs that share a scale
 
 
 class Kernels(Protocol):
@@ -94,6 +96,15 @@ class Kernels(Protocol):
         """Lay out a weight of signed bytes [out, in] with a float32 scale for each output.
 
         Its products quantise each row to bytes by the row's own largest value.
+        """
+        ...
+
+    def pack_int4(
+        self, weight: QuantisedWeight, bias: torch.Tensor | None, activation: Activation | None
+    ) -> Linear:
+        """Lay out a weight of half bytes with a scale for each output and group of inputs.
+
+        It stays so in memory; its products are those of the dequantised weight.
         """
         ...
 

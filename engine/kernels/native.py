@@ -17,10 +17,12 @@ from engine.model.config import Activation
 from engine.model.decoder import Decoder
 from engine.model.rope import RopeTable
 from engine.plan import StepSeconds
+from engine.quantised import QuantisedWeight
 from engine.step_buffers import StepBuffers, StepSizes
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 _LARGEST_HEAD = 256
+_INT4_PER_WORD = 8
 _INT8_PER_WORD = 4
 _INT8_ZERO = 128  # kZero in vector.h
 _SPAN = 128  # kSpan in attention.h: blocks have to divide it
@@ -113,6 +115,25 @@ class NativeKernels:
             num_out,
             activation,
             torch.stack([self._pack_words(row, 1, is_gated=is_gated) for row in beside]),
+        )
+
+    def pack_int4(
+        self, weight: QuantisedWeight, bias: torch.Tensor | None, activation: Activation | None
+    ) -> Linear:
+        """Lay half bytes out in panels, eight inputs to a word, with their groups' scales."""
+        num_out, num_words = len(weight.values), weight.num_in // _INT4_PER_WORD
+        assert weight.num_in % _INT4_PER_WORD == 0, "rows are whole words"
+        assert weight.group_size % _INT4_PER_WORD == 0, "words do not straddle groups"
+        is_gated = activation is not None
+        scales = weight.scales.float()
+        return Linear(
+            self._pack_words(weight.values, num_words, is_gated=is_gated),
+            self._pad(bias),
+            weight.num_in,
+            num_out,
+            activation,
+            self._pack_words(scales, scales.shape[1], is_gated=is_gated),
+            weight.group_size,
         )
 
     def embed(self, table: torch.Tensor, batch: RaggedBatch, scale: float) -> torch.Tensor:  # noqa: ARG002 read by address
@@ -279,7 +300,11 @@ class NativeKernels:
     def _product(self, x: torch.Tensor, weight: Linear) -> tuple[object, ...]:
         """Return the arguments of a product; the weight's addresses are copied by the callee."""
         data = self._address(weight.data)
-        if weight.scales is None:
+        if weight.group_size is not None and weight.scales is not None:
+            num_words = weight.num_in // _INT4_PER_WORD
+            scales = self._address(weight.scales)
+            packed = PackedWeight(data, num_words, weight.num_out, scales, None, weight.group_size)
+        elif weight.scales is None:
             packed = PackedWeight(data, weight.num_in // self._values_per_word, weight.num_out)
         else:
             scales, offsets = (self._address(row) for row in weight.scales)

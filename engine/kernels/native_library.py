@@ -47,6 +47,7 @@ class PackedWeight(ctypes.Structure):
         ("num_out", c_int),
         ("scales", c_void_p),
         ("offsets", c_void_p),
+        ("group_size", c_int),
     )
 
 

@@ -11,8 +11,9 @@ from torch.nn import functional
 
 from engine.kernels.interface import AttentionShape, Linear, Parts, RaggedBatch
 from engine.kv_cache import LayerCache
-from engine.model.config import Activation
+from engine.model.config import Activation, Scheme
 from engine.model.rope import RopeTable
+from engine.quantised import QuantisedWeight
 
 # oneDNN picks the layout for about this many rows; any number works with it.
 _TYPICAL_ROWS = 32
@@ -46,6 +47,21 @@ class ReferenceKernels:
         """Keep a weight of signed bytes and its scales as they are."""
         num_out, num_in = weight.shape
         return Linear(weight, bias, num_in, num_out, activation, scales)
+
+    def pack_int4(
+        self, weight: QuantisedWeight, bias: torch.Tensor | None, activation: Activation | None
+    ) -> Linear:
+        """Keep a weight of half bytes and its scales as they are."""
+        num_out = len(weight.values)
+        return Linear(
+            weight.values,
+            bias,
+            weight.num_in,
+            num_out,
+            activation,
+            weight.scales,
+            weight.group_size,
+        )
 
     def embed(self, table: torch.Tensor, batch: RaggedBatch, scale: float) -> torch.Tensor:
         """Look up the rows' tokens."""
@@ -82,9 +98,11 @@ class ReferenceKernels:
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         """Return x @ weight.T + bias."""
+        bias = None if weight.bias is None else weight.bias.to(self._dtype)
+        if weight.group_size is not None:
+            return functional.linear(x, _dequantise_int4(weight).to(self._dtype), bias)
         if weight.scales is not None:
             return _multiply_int8(x, weight, weight.scales)
-        bias = None if weight.bias is None else weight.bias.to(self._dtype)
         if not self._is_packed:
             return functional.linear(x, weight.data, bias)
         multiply = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 there is no public one
@@ -146,6 +164,13 @@ class ReferenceKernels:
     def best(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         """Return the token with the highest score for each sampled row."""
         return self.linear(x, weight).argmax(-1).int()
+
+
+def _dequantise_int4(weight: Linear) -> torch.Tensor:
+    assert weight.scales is not None
+    assert weight.group_size is not None
+    quantised = QuantisedWeight(Scheme.INT4, weight.data, weight.scales, weight.group_size)
+    return quantised.dequantise()
 
 
 def _multiply_int8(x: torch.Tensor, weight: Linear, scales: torch.Tensor) -> torch.Tensor:

@@ -10,12 +10,16 @@ from pathlib import Path
 
 import torch
 
+from engine.errors import WeightsError
 from engine.kernels.interface import AttentionShape, Kernels, Linear, Parts
-from engine.model.config import Activation, ModelConfig, QueryKeyNorm
+from engine.model import stored_linear
+from engine.model.config import Activation, ModelConfig, QueryKeyNorm, Scheme
 from engine.model.decoder import DecoderLayer, DecoderWeights, PartNorm
 from engine.model.rope import RopeTable, rope_table
 from engine.model.rope_config import RopeConfig
-from engine.model.weights import WeightFiles, open_weights
+from engine.model.stored_linear import StoredLinear
+from engine.model.weights import Weights, open_weights
+from engine.quantised import SCALES_SUFFIX, SUFFIXES, QuantisedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,74 +35,74 @@ def load_decoder_weights(
     folder: Path, config: ModelConfig, kernels: Kernels, placement: Placement
 ) -> DecoderWeights:
     """Read, fuse and pack all weights of a model folder."""
-    ropes = {
-        rope: rope_table(rope, placement.max_context, placement.device)
-        for rope in {layer.rope for layer in config.layers}
-    }
+    ropes = rope_tables(config, placement.max_context, placement.device)
     # Rounded as it was in training (transformers, modeling_gemma2.py).
     embedding_scale = torch.tensor(config.embedding_scale, dtype=placement.dtype)
     with open_weights(folder, placement.device) as files:
-        builder = _Builder(files, config, kernels, placement.dtype)
-        head_name = "model.embed_tokens" if config.ties_embeddings else "lm_head"
+        builder = WeightsBuilder(files, config, kernels, placement.dtype)
         return DecoderWeights(
-            embedding=builder.embedding("model.embed_tokens.weight"),
+            embedding=builder.embedding(),
             embedding_scale=float(embedding_scale),
             layers=tuple(builder.layer(index, ropes) for index in range(config.num_layers)),
             final_norm=builder.norm("model.norm", config.hidden_size),
-            head=builder.linear([head_name], [config.vocab_size], config.hidden_size),
+            head=builder.linear(stored_linear.head(config)),
             score_softcap=config.score_softcap,
             norm_eps=config.norm_eps,
         )
 
 
-class _Builder:
+def rope_tables(
+    config: ModelConfig, max_context: int, device: torch.device
+) -> dict[RopeConfig, RopeTable]:
+    """Compute the rotations that the layers use."""
+    return {
+        rope: rope_table(rope, max_context, device)
+        for rope in {layer.rope for layer in config.layers}
+    }
+
+
+class WeightsBuilder:
     """Reads the parts of one model."""
 
     def __init__(
-        self, files: WeightFiles, config: ModelConfig, kernels: Kernels, dtype: torch.dtype
+        self, files: Weights, config: ModelConfig, kernels: Kernels, dtype: torch.dtype
     ) -> None:
         self._files = files
         self._config = config
         self._kernels = kernels
         self._dtype = dtype
 
-    def embedding(self, name: str) -> torch.Tensor:
+    def embedding(self) -> torch.Tensor:
         """Read the embedding; a copy of its own, so that the file can be closed."""
         shape = (self._config.vocab_size, self._config.hidden_size)
-        return self._files.take(name, shape, self._dtype).clone()
+        return self._files.take("model.embed_tokens.weight", shape, self._dtype).clone()
 
     def norm(self, name: str, width: int) -> torch.Tensor:
         """Read a norm's weights; the sum is a copy of its own."""
         stored = self._files.take(f"{name}.weight", (width,), torch.float32)
         return stored + self._config.norm_offset
 
-    def linear(
-        self,
-        names: list[str],
-        num_outs: list[int],
-        num_in: int,
-        activation: Activation | None = None,
-    ) -> Linear:
+    def linear(self, stored: StoredLinear, activation: Activation | None = None) -> Linear:
         """Read the weights of layers with the same input and make one layer of them."""
-        weights = [
-            self._files.take(f"{name}.weight", (num_out, num_in), self._dtype)
-            for name, num_out in zip(names, num_outs, strict=True)
-        ]
-        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-        return self._kernels.pack(weight, self._bias(names, num_outs), activation)
+        bias = self._fused(stored, "bias", torch.float32) if stored.has_bias else None
+        if f"{stored.names[0]}.{SUFFIXES[Scheme.INT8]}" in self._files:
+            weight = self._fused(stored, SUFFIXES[Scheme.INT8], torch.int8, stored.num_in)
+            scales = self._fused(stored, SCALES_SUFFIX, torch.float32, 1)
+            return self._kernels.pack_int8(weight, scales[:, 0], bias, activation)
+        if f"{stored.names[0]}.{SUFFIXES[Scheme.INT4]}" in self._files:
+            return self._int4(stored, bias, activation)
+        weight = self._fused(stored, "weight", self._dtype, stored.num_in)
+        return self._kernels.pack(weight, bias, activation)
 
     def layer(self, index: int, ropes: dict[RopeConfig, RopeTable]) -> DecoderLayer:
         """Read one layer."""
         config = self._config
         prefix = f"model.layers.{index}."
-        num_query = config.num_heads * config.head_dim
         return DecoderLayer(
             norm_before_attention=self._layer_norm(prefix, config.norms.before_attention),
-            qkv=self._qkv(prefix + "self_attn."),
+            qkv=self.linear(stored_linear.qkv(config, index)),
             qk_norms=self._qk_norms(prefix + "self_attn."),
-            attention_out=self.linear(
-                [prefix + "self_attn.o_proj"], [config.hidden_size], num_query
-            ),
+            attention_out=self.linear(stored_linear.attention_out(config, index)),
             norm_after_attention=self._layer_norm(prefix, config.norms.after_attention),
             shape=AttentionShape(
                 num_heads=config.num_heads,
@@ -110,40 +114,33 @@ class _Builder:
             ),
             rope=ropes[config.layers[index].rope],
             norm_before_feed_forward=self._layer_norm(prefix, config.norms.before_feed_forward),
-            gate_up=self._gate_up(prefix + "mlp."),
-            down=self.linear(
-                [prefix + "mlp.down_proj"], [config.hidden_size], config.intermediate_size
-            ),
+            gate_up=self.linear(stored_linear.gate_up(config, index), config.activation),
+            down=self.linear(stored_linear.down(config, index)),
             norm_after_feed_forward=self._layer_norm(prefix, config.norms.after_feed_forward),
         )
 
-    def _qkv(self, prefix: str) -> Linear:
-        config = self._config
-        counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-        names = [f"{prefix}{name}_proj" for name in "qkv"]
-        num_outs = [count * config.head_dim for count in counts]
-        if config.is_stored_fused:
-            names, num_outs = [prefix + "qkv_proj"], [sum(num_outs)]
-        return self.linear(names, num_outs, config.hidden_size)
+    def _fused(
+        self, stored: StoredLinear, suffix: str, dtype: torch.dtype, *width: int
+    ) -> torch.Tensor:
+        """Read one kind of tensor of all parts, [out, *width]."""
+        parts = [
+            self._files.take(f"{name}.{suffix}", (num_out, *width), dtype)
+            for name, num_out in zip(stored.names, stored.num_outs, strict=True)
+        ]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _gate_up(self, prefix: str) -> Linear:
-        config = self._config
-        names = [f"{prefix}{name}_proj" for name in ("gate", "up")]
-        num_outs = [config.intermediate_size] * 2
-        if config.is_stored_fused:
-            names, num_outs = [prefix + "gate_up_proj"], [sum(num_outs)]
-        return self.linear(names, num_outs, config.hidden_size, config.activation)
-
-    def _bias(self, names: list[str], num_outs: list[int]) -> torch.Tensor | None:
-        """Read the biases that the family has: of queries, keys and values, or none."""
-        if not (self._config.has_qkv_bias and names[0].endswith("q_proj")):
-            return None
-        return torch.cat(
-            [
-                self._files.take(f"{name}.bias", (num_out,), torch.float32)
-                for name, num_out in zip(names, num_outs, strict=True)
-            ]
-        )
+    def _int4(
+        self, stored: StoredLinear, bias: torch.Tensor | None, activation: Activation | None
+    ) -> Linear:
+        quantisation = self._config.quantisation
+        if quantisation is None or quantisation.group_size is None:
+            raise WeightsError(f"{stored.names[0]}: int4, but config.json names no group_size")
+        group_size = quantisation.group_size
+        values = self._fused(stored, SUFFIXES[Scheme.INT4], torch.uint8, stored.num_in // 2)
+        num_groups = -(-stored.num_in // group_size)
+        scales = self._fused(stored, SCALES_SUFFIX, torch.float32, num_groups)
+        weight = QuantisedWeight(Scheme.INT4, values, scales, group_size)
+        return self._kernels.pack_int4(weight, bias, activation)
 
     def _layer_norm(self, prefix: str, name: str | None) -> torch.Tensor | None:
         return None if name is None else self.norm(prefix + name, self._config.hidden_size)

@@ -24,6 +24,21 @@ class QueryKeyNorm(StrEnum):
     WHOLE_ROW = "whole_row"
 
 
+class Scheme(StrEnum):
+    """How weights are rounded; engine/quantised.py says how each lies in files."""
+
+    INT8 = "int8"
+    INT4 = "int4"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """What was done to a model's linear layers; groups are of inputs, None means all of them."""
+
+    scheme: Scheme
+    group_size: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class NormNames:
     """The norms of a layer as its weights are named; None where the family has none.
@@ -75,6 +90,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     attention_softcap: float | None = None
     score_softcap: float | None = None
+    quantisation: Quantisation | None = None
 
     @property
     def num_layers(self) -> int:

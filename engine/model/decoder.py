@@ -67,11 +67,17 @@ class Decoder:
             weights.embedding, batch, weights.embedding_scale
         )  # [T, M] float32
         for layer, cache in zip(weights.layers, self._cache.layers, strict=True):
-            self._attend(layer, residual, batch, cache)
-            self._feed_forward(layer, residual)
+            self.run_layer(layer, residual, batch, cache)
         return self._kernels.rms_norm_sampled(
             residual, batch, weights.final_norm, weights.norm_eps
         )  # [R, M]
+
+    def run_layer(
+        self, layer: DecoderLayer, residual: torch.Tensor, batch: RaggedBatch, cache: LayerCache
+    ) -> None:
+        """Add one layer to the residual."""
+        self._attend(layer, residual, batch, cache)
+        self._feed_forward(layer, residual)
 
     def scores(self, hidden: torch.Tensor) -> torch.Tensor:
         """Score the vocabulary for normalised rows, [R, V] float32."""

@@ -11,8 +11,18 @@ from typing import Any
 
 from engine.errors import ModelFolderError, UnsupportedModelError
 from engine.folder import CONFIG_NAME, MalformedFileError, read_config, read_json
-from engine.model.config import Activation, LayerConfig, ModelConfig, NormNames, QueryKeyNorm
+from engine.model.config import (
+    Activation,
+    LayerConfig,
+    ModelConfig,
+    NormNames,
+    Quantisation,
+    QueryKeyNorm,
+    Scheme,
+)
 from engine.model.rope_config import RopeConfig, read_rope
+
+QUANT_METHOD = "promptmill"  # in quantization_config: weights rounded by engine/quantize.py
 
 _ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU_TANH}
 _GEMMA_NORMS = NormNames(
@@ -48,10 +58,9 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 def model_config(config: Mapping[str, Any], eos_token_ids: frozenset[int]) -> ModelConfig:
     """Translate the content of a config.json."""
-    if config.get("quantization_config") is not None:
-        method = config["quantization_config"].get("quant_method")
-        raise UnsupportedModelError(f"weights quantised by {method!r}")
-    return replace(_of_family(config), eos_token_ids=eos_token_ids)
+    return replace(
+        _of_family(config), eos_token_ids=eos_token_ids, quantisation=_quantisation(config)
+    )
 
 
 def read_eos_token_ids(folder: Path) -> frozenset[int]:
@@ -233,6 +242,15 @@ def _activation(config: Mapping[str, Any]) -> Activation:
     if name not in _ACTIVATIONS:
         raise UnsupportedModelError(f"activation {name!r}")
     return _ACTIVATIONS[name]
+
+
+def _quantisation(config: Mapping[str, Any]) -> Quantisation | None:
+    stated = config.get("quantization_config")
+    if stated is None:
+        return None
+    if stated.get("quant_method") != QUANT_METHOD:
+        raise UnsupportedModelError(f"weights quantised by {stated.get('quant_method')!r}")
+    return Quantisation(Scheme(stated["scheme"]), stated["group_size"])
 
 
 def _require(config: Mapping[str, Any], name: str, allowed: object) -> None:

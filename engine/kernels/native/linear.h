@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 
 #include "pool.h"
 #include "vector.h"
@@ -19,15 +20,19 @@ constexpr int kTile = kLanes == 16 ? 12 : 6;
 
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// A packed weight: [panels][words][kPanel], short panels filled with zeros. Quantised ones have a
-// scale for each column, and what the rows' zero adds to its sum; both lie as the columns do.
+// A packed weight: [panels][words][kPanel], short panels filled with zeros. Quantised ones have
+// scales, which lie as the columns do: [panels][groups][kPanel] for half bytes, and for bytes
+// [panels][kPanel], with what the rows' zero adds to each column's sum.
 struct PackedWeight {
   const uint32_t* words;
   int num_in_words;
   int num_out;
   const float* scales;     // null: not quantised
-  const int32_t* offsets;
+  const int32_t* offsets;  // null: not bytes
+  int group_size;          // 0: not half bytes
 };
+
+constexpr int kHalvesPerWord = 8;
 
 inline size_t packed_words(int num_out, int num_in_words) {
   return size_t(ceil_div(num_out, kPanel)) * num_in_words * kPanel;
@@ -78,36 +83,41 @@ inline void multiply_tile(const uint32_t* x, size_t stride, const uint32_t* pane
   }
 }
 
+// The words of one panel, and how many there are for each row and column.
+struct Panel {
+  const uint32_t* words;
+  int num_in_words;
+  int index;
+};
+
 // Compute num_rows rows of one panel, kRows at a time; what is left goes to smaller tiles.
 template <class Element, int kRows, class Sink>
-void multiply_rows(const uint32_t* x, size_t stride, const PackedWeight& weight, int panel,
-                   int first_row, int num_rows, const Sink& sink) {
-  const uint32_t* words = weight.words + size_t(panel) * weight.num_in_words * kPanel;
+void multiply_rows(const uint32_t* x, const Panel& panel, int first_row, int num_rows,
+                   const Sink& sink) {
+  const size_t stride = panel.num_in_words;
   for (; num_rows >= kRows; num_rows -= kRows, first_row += kRows) {
     typename Element::Sum results[kRows][kVectors];
-    multiply_tile<Element, kRows>(x + first_row * stride, stride, words, weight.num_in_words,
+    multiply_tile<Element, kRows>(x + first_row * stride, stride, panel.words, panel.num_in_words,
                                   results);
 #pragma GCC unroll 1
-    for (int row = 0; row < kRows; ++row) sink(first_row + row, panel, results[row]);
+    for (int row = 0; row < kRows; ++row) sink(first_row + row, panel.index, results[row]);
   }
   if constexpr (kRows > 1) {
-    if (num_rows) {
-      multiply_rows<Element, kRows - 1>(x, stride, weight, panel, first_row, num_rows, sink);
-    }
+    if (num_rows) multiply_rows<Element, kRows - 1>(x, panel, first_row, num_rows, sink);
   }
 }
 
 // Split rows into tiles of nearly equal height: three of 11 beat two of 12 and one of 9.
 template <class Element, int kRows, class Sink>
-void multiply_evenly(const uint32_t* x, const PackedWeight& weight, int panel, int num_rows,
-                     int height, const Sink& sink) {
+void multiply_evenly(const uint32_t* x, const Panel& panel, int num_rows, int height,
+                     const Sink& sink) {
   if constexpr (kRows > 1) {
     if (height < kRows) {
-      multiply_evenly<Element, kRows - 1>(x, weight, panel, num_rows, height, sink);
+      multiply_evenly<Element, kRows - 1>(x, panel, num_rows, height, sink);
       return;
     }
   }
-  multiply_rows<Element, kRows>(x, weight.num_in_words, weight, panel, 0, num_rows, sink);
+  multiply_rows<Element, kRows>(x, panel, 0, num_rows, sink);
 }
 
 // Choose tasks of at least some microseconds, but several for each thread.
@@ -126,9 +136,56 @@ void multiply(Pool& pool, const void* x, const PackedWeight& weight, int num_row
   const int height = ceil_div(num_rows, ceil_div(num_rows, kTile));
   pool.share(ceil_div(num_panels, grain), [&](int task, int) {
     const int end = std::min(num_panels, (task + 1) * grain);
-    for (int panel = task * grain; panel < end; ++panel) {
-      multiply_evenly<Element, kTile>(static_cast<const uint32_t*>(x), weight, panel, num_rows,
-                                      height, sink);
+    for (int index = task * grain; index < end; ++index) {
+      const Panel panel{weight.words + size_t(index) * weight.num_in_words * kPanel,
+                        weight.num_in_words, index};
+      multiply_evenly<Element, kTile>(static_cast<const uint32_t*>(x), panel, num_rows, height,
+                                      sink);
+    }
+  });
+}
+
+// Write a panel of half bytes, eight inputs to a word, as elements.
+template <class Element>
+void dequantise_panel(const PackedWeight& weight, int index, uint32_t* words) {
+  const uint32_t* packed = weight.words + size_t(index) * weight.num_in_words * kPanel;
+  const int num_groups = ceil_div(weight.num_in_words * kHalvesPerWord, weight.group_size);
+  const float* scales = weight.scales + size_t(index) * num_groups * kPanel;
+  for (int word = 0; word < weight.num_in_words; ++word, packed += kPanel) {
+    const float* of_group = scales + word * kHalvesPerWord / weight.group_size * kPanel;
+    for (int part = 0; part < kVectors; ++part) {
+      const Words halves = load_words(packed + part * kLanes);
+      Vector values[kHalvesPerWord];
+      for (int half = 0; half < kHalvesPerWord; ++half) {
+        const Integers whole = bits_as<Integers>((halves >> (4 * half)) & 15) - 8;
+        values[half] = __builtin_convertvector(whole, Vector) * load(of_group + part * kLanes);
+      }
+      for (int half = 0; half < kHalvesPerWord; half += Element::kPerWord) {
+        const int to = word * kHalvesPerWord + half;
+        const Words joined = Element::join(values + half);
+        std::memcpy(words + size_t(to / Element::kPerWord) * kPanel + part * kLanes, &joined,
+                    sizeof joined);
+      }
+    }
+  }
+}
+
+// Multiply with a weight of half bytes: each panel is written out once, for all rows.
+template <class Element, class Sink>
+void multiply_halves(Pool& pool, const void* x, const PackedWeight& weight, int num_rows,
+                     int grain, const Sink& sink) {
+  if (num_rows == 0) return;
+  const int num_panels = ceil_div(weight.num_out, kPanel);
+  const int height = ceil_div(num_rows, ceil_div(num_rows, kTile));
+  const int num_words = weight.num_in_words * kHalvesPerWord / Element::kPerWord;
+  pool.share(ceil_div(num_panels, grain), [&](int task, int) {
+    const std::unique_ptr<uint32_t[]> words(new uint32_t[size_t(num_words) * kPanel]);
+    const int end = std::min(num_panels, (task + 1) * grain);
+    for (int index = task * grain; index < end; ++index) {
+      dequantise_panel<Element>(weight, index, words.get());
+      multiply_evenly<Element, kTile>(static_cast<const uint32_t*>(x),
+                                      Panel{words.get(), num_words, index}, num_rows, height,
+                                      sink);
     }
   });
 }

@@ -86,6 +86,7 @@ struct Float32 {
   static float narrow(float value) { return value; }
   static Vector load_wide(const float* from) { return load(from); }
   static void store_narrow(float* to, Vector value) { store(to, value); }
+  static Words join(const Vector* values) { return bits_as<Words>(values[0]); }
 };
 
 struct Bfloat16 {
@@ -124,6 +125,17 @@ struct Bfloat16 {
 #else
     for (int lane = 0; lane < kLanes; ++lane) to[lane] = narrow(value[lane]);
 #endif
+  }
+
+  // One word of two numbers for each lane.
+  static Words join(const Vector* values) {
+    return (rounded(values[0]) >> 16) | (rounded(values[1]) & 0xffff0000u);
+  }
+
+  // Finite numbers, to nearest even in their upper halves.
+  static Words rounded(Vector value) {
+    const Words bits = bits_as<Words>(value);
+    return bits + 0x7fff + ((bits >> 16) & 1);
   }
 };
 
