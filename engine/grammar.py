@@ -5,7 +5,10 @@ step. What a schema's compiler does not do exactly is refused, never approximate
 torch: the API checks schemas with this file where no engine is installed.
 """
 
+from collections import OrderedDict
 from functools import cached_property
+from hashlib import sha256
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -27,6 +30,7 @@ _OPTIONS: "JsonCompileOptions" = {
 # Work for one mask: what exceeds it ends the job. Measured: 60 ms at worst, 0.05 ms as a rule.
 _STEP_FUEL = 20_000
 _MAX_LEXER_STATES = 50_000
+_MAX_KEPT = 64
 # Some patterns exceed the bound only after their first quote.
 _NUM_TRIED_TOKENS = 3
 
@@ -55,22 +59,24 @@ class Constraint:
 
 
 class Grammars:
-    """Makes constraints for one model, whose tokens it knows as bytes. Thread-safe."""
+    """Makes constraints for one model, whose tokens it knows as bytes. Thread-safe.
+
+    Compiled schemas are kept, the newest _MAX_KEPT of them: the lines of a batch mostly share one.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._source = tokenizer
+        self._lock = Lock()
+        self._kept: OrderedDict[bytes, LLMatcher] = OrderedDict()
+
+    @property
+    def num_kept(self) -> int:
+        """Count the compiled schemas."""
+        return len(self._kept)
 
     def check(self, schema: str) -> None:
         """Raise GrammarError for a schema that can't be kept to."""
-        matcher = self._matcher(schema)
-        for _ in range(_NUM_TRIED_TOKENS):
-            mask = int.from_bytes(matcher.compute_bitmask(), "little")
-            if matcher.is_error() or mask == 0:
-                raise GrammarError("it is too complex")
-            first_allowed = (mask & -mask).bit_length() - 1
-            matcher.consume_token(first_allowed)
-            if matcher.is_stopped():
-                return
+        self._matcher(schema)
 
     def constraint(self, schema: str) -> Constraint:
         """Return what keeps one answer to a schema; raises GrammarError."""
@@ -83,6 +89,21 @@ class Grammars:
         return self._tokenizer.decode_bytes([token_id])
 
     def _matcher(self, schema: str) -> LLMatcher:
+        """Return a matcher of one's own that has seen nothing yet."""
+        digest = sha256(schema.encode()).digest()
+        with self._lock:
+            if digest in self._kept:
+                self._kept.move_to_end(digest)
+                return self._kept[digest].deep_copy()
+        matcher = self._compiled(schema)
+        _try_out(matcher.deep_copy())
+        with self._lock:
+            self._kept[digest] = matcher
+            if len(self._kept) > _MAX_KEPT:
+                self._kept.popitem(last=False)
+            return matcher.deep_copy()
+
+    def _compiled(self, schema: str) -> LLMatcher:
         if not self._source.eos_token_ids:
             raise GrammarError("the model has no token to end an answer with")
         try:
@@ -102,6 +123,18 @@ class Grammars:
         return LLTokenizer(
             self._source.definition, eos_token=ends or None, slices=LLTokenizer.json_slices()
         )
+
+
+def _try_out(matcher: LLMatcher) -> None:
+    """Raise GrammarError when the first tokens of an answer are too much work, or none may come."""
+    for _ in range(_NUM_TRIED_TOKENS):
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        if matcher.is_error() or mask == 0:
+            raise GrammarError("it is too complex")
+        first_allowed = (mask & -mask).bit_length() - 1
+        matcher.consume_token(first_allowed)
+        if matcher.is_stopped():
+            return
 
 
 def _limits() -> LLParserLimits:

@@ -136,6 +136,37 @@ def test_a_schema_that_grows_too_complex_ends_the_answer_unmatched(grammars, tok
     assert not constraint.is_matched()
 
 
+def test_answers_with_one_schema_do_not_share_where_they_are(grammars, tokenizer):
+    schema = json.dumps(PERSON)
+    first, second = grammars.constraint(schema), grammars.constraint(schema)
+    begin = second.allowed_after([])
+
+    first.allowed_after(tokenizer.encode('{"name": "a'))
+
+    assert second.allowed_after([]) == begin
+    assert grammars.constraint(schema).allowed_after([]) == begin
+
+
+def test_a_schema_is_compiled_once(grammars):
+    schema = json.dumps({"enum": [f"value {number}" for number in range(5_000)]})
+    grammars.check(schema)
+    begun_s = monotonic()
+
+    for _ in range(50):
+        grammars.check(schema)
+
+    assert monotonic() - begun_s < 0.1
+
+
+def test_no_more_schemas_are_kept_than_a_few(tokenizer):
+    grammars = Grammars(tokenizer)
+
+    for number in range(100):
+        grammars.check(json.dumps({"const": number}))
+
+    assert grammars.num_kept == 64
+
+
 def test_a_whole_match_allows_the_end_alone(grammars, tokenizer):
     constraint = grammars.constraint('{"enum": ["ab"]}')
 
