@@ -31,6 +31,20 @@ def mortal_server(tmp_path):
     server.stop()
 
 
+@pytest.fixture
+def connect_to():
+    """Return a way to a queue on a server; what was connected is closed."""
+    clients = []
+
+    def make(server, **options):
+        clients.append(connect(server.url, **options))
+        return JobQueue(clients[-1])
+
+    yield make
+    for client in clients:
+        client.close()
+
+
 def test_a_store_without_memory_admits_nothing(queue, full_store):
     full_store()
 
@@ -76,8 +90,8 @@ def test_service_returns_with_the_memory(queue, full_store, client):
     assert queue.enqueue(a_job()).created
 
 
-def test_a_store_that_is_away_is_said_to_be(mortal_server):
-    queue = JobQueue(connect(mortal_server.url))
+def test_a_store_that_is_away_is_said_to_be(mortal_server, connect_to):
+    queue = connect_to(mortal_server)
     mortal_server.kill9()
 
     with pytest.raises(StoreUnavailable) as refusal:
@@ -86,8 +100,8 @@ def test_a_store_that_is_away_is_said_to_be(mortal_server):
     assert refusal.value.kind == "connection"
 
 
-def test_a_store_that_hangs_does_not_hang_its_callers(mortal_server):
-    queue = JobQueue(connect(mortal_server.url, timeout_s=0.2))
+def test_a_store_that_hangs_does_not_hang_its_callers(mortal_server, connect_to):
+    queue = connect_to(mortal_server, timeout_s=0.2)
     mortal_server.suspend()
 
     with pytest.raises(StoreUnavailable) as refusal:
@@ -97,8 +111,8 @@ def test_a_store_that_hangs_does_not_hang_its_callers(mortal_server):
     assert refusal.value.kind == "timeout"
 
 
-def test_a_store_that_comes_back_needs_nothing_to_be_done(mortal_server):
-    queue = JobQueue(connect(mortal_server.url))
+def test_a_store_that_comes_back_needs_nothing_to_be_done(mortal_server, connect_to):
+    queue = connect_to(mortal_server)
     enqueue(queue, a_job("job_a"))
 
     mortal_server.restart()

@@ -74,12 +74,13 @@ def test_a_switch_of_a_newer_release_is_passed_over(board, client):
 def test_without_a_store_a_process_goes_by_what_it_knew_last(tmp_path):
     server = RedisServer(tmp_path / "redis", embedded_binary())
     server.start()
-    board = SwitchBoard(connect(server.url))
-    board.flip(Switch.MAX_TOKENS, 128)
-    watch = SwitchWatch(board, lambda _flip: None)
-    watch.look_when_due()
-    server.kill9()
+    with connect(server.url) as client:
+        board = SwitchBoard(client)
+        board.flip(Switch.MAX_TOKENS, 128)
+        watch = SwitchWatch(board, lambda _flip: None)
+        watch.look_when_due()
+        server.kill9()
 
-    watch.look_when_due()
+        watch.look_when_due()
 
-    assert watch.value(Switch.MAX_TOKENS) == 128
+        assert watch.value(Switch.MAX_TOKENS) == 128

@@ -159,15 +159,15 @@ def test_a_job_refused_before_the_engine_is_ended_by_the_next_turn(desk):
 def test_results_made_without_a_store_are_delivered_when_it_is_back(tmp_path):
     server = RedisServer(tmp_path / "redis", embedded_binary())
     server.start()
-    desk = Desk(connect(server.url))
-    running = desk.start()
-    job_id = running.claim.lease.job_id
-    server.kill9()
+    with connect(server.url) as client:
+        desk = Desk(client)
+        running = desk.start()
+        server.kill9()
 
-    desk.step(running, "x", finished=True)
-    server.start()
-    while not desk.ended:
-        desk.delivery.turn(wait_s=0.05)
+        desk.step(running, "x", finished=True)
+        server.start()
+        while not desk.ended:
+            desk.delivery.turn(wait_s=0.05)
 
-    assert state_of(desk.jobs, job_id) is JobState.COMPLETED
+        assert state_of(desk.jobs, running.claim.lease.job_id) is JobState.COMPLETED
     server.stop()
