@@ -27,6 +27,11 @@ class Caller:
         """Return the caller of a request, given its WSGI environment."""
         return cls(environ.get("gunicorn.socket"))
 
+    def bound_writes(self, limit_s: float) -> None:
+        """Give up on a caller who takes nothing for so long; the server then closes."""
+        if self._connection is not None:
+            self._connection.settimeout(limit_s)
+
     def check_presence(self) -> None:
         """Raise CallerLeft when the connection is closed."""
         if self._connection is not None and _is_closed(self._connection):

@@ -8,15 +8,16 @@ import json
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from flask import Response
+from flask import Response, request
 
-from api.caller import CallerLeft
+from api.caller import Caller, CallerLeft
 from api.drain import DrainingError
 from api.openai.answers import Following
 from queueing.errors import FailureCode, RequestError
 from queueing.job import JobRecord
 from queueing.token_stream import Gain, TextDiverged
 
+_UNREAD_S = 30.0
 # A line that is no event: it only keeps the connection from looking dead.
 _KEEP_ALIVE = ": waiting\n\n"
 
@@ -49,6 +50,8 @@ def event_of(fields: dict[str, Any], name: str | None = None) -> str:
 
 def stream(following: Following, shape: StreamShape) -> Response:
     """Return the answer that tells a job as it comes."""
+    # A caller who stops reading would keep a thread and a place for ever.
+    Caller.of(request.environ).bound_writes(_UNREAD_S)
     response = Response(_events(following, shape), mimetype="text/event-stream")
     # nginx would otherwise hold events back.
     response.headers["X-Accel-Buffering"] = "no"

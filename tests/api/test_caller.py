@@ -37,5 +37,17 @@ def test_a_caller_who_sent_the_next_request_is_there_and_nothing_of_it_is_lost(e
     assert ours.recv(16) == b"GET /"
 
 
+def test_a_caller_who_stops_reading_is_given_up(ends):
+    ours, _ = ends
+
+    Caller(ours).bound_writes(0.05)
+
+    with pytest.raises(TimeoutError):
+        ours.sendall(b"x" * 10_000_000)
+
+
 def test_without_a_connection_nobody_is_seen_to_leave():
-    Caller.of({}).check_presence()
+    caller = Caller.of({})
+
+    caller.bound_writes(1)
+    caller.check_presence()
