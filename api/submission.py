@@ -29,7 +29,7 @@ class JobOptions:
     """What a request asks for around its prompt. `endpoint` names the surface in the metrics.
 
     `validate_ms` is what reading and checking the request took. `job_id` is for surfaces that name
-    the job before it is queued.
+    the job before it is queued, `is_silent` for those whose caller waits for the end.
     """
 
     endpoint: str
@@ -37,6 +37,7 @@ class JobOptions:
     job_id: str | None = None
     deadline_s: float | None = None
     must_meet_deadline: bool = False
+    is_silent: bool = False
     webhook_url: str | None = None
     metadata: dict[str, str] | None = None
     idempotency: Idempotency | None = None
@@ -120,6 +121,7 @@ def _job_of(tenant: Tenant, sized: SizedRequest, options: JobOptions) -> Job:
         weight=tenant.tier.weight,
         deadline_s=options.deadline_s,
         must_meet_deadline=options.must_meet_deadline,
+        is_silent=options.is_silent,
         webhook_url=options.webhook_url,
         metadata=None if options.metadata is None else json.dumps(options.metadata),
         validate_ms=options.validate_ms,

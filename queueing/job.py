@@ -117,7 +117,7 @@ class Job:
     `deadline_s` counts from arrival. `cost` is what serving it is expected to take, in tokens.
     `weight` is its tenant's share of the service beside others. `not_before_s` delays the first
     claim. `max_losses` 0 means the job is never given up. `must_meet_deadline` asks for a refusal
-    when the deadline is out of reach already.
+    when the deadline is out of reach already. The end of a silent job is no event for webhooks.
     """
 
     id: str
@@ -135,6 +135,7 @@ class Job:
     batch: "BatchLine | None" = None
     validate_ms: float = 0.0
     must_meet_deadline: bool = False
+    is_silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

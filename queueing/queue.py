@@ -346,6 +346,8 @@ class JobQueue:
             fields["weight"] = job.weight
         if job.must_meet_deadline:
             fields["must_meet_deadline"] = True
+        if job.is_silent:
+            fields["silent"] = True
         if job.deadline_s is not None:
             fields["deadline_ms"] = round(job.deadline_s * 1000)
         if job.max_losses is not None:

@@ -79,7 +79,7 @@ class Answers:
         """Take a place, then queue the job: what can't be awaited is not begun."""
         options = order.options
         if is_awaited:
-            options = replace(options, deadline_s=self._limit_s)
+            options = replace(options, deadline_s=self._limit_s, is_silent=True)
         caller = Caller.of(request.environ)
         tenant = order.tenant.name
         watch = JobWatch(self._queue, self._waiters, tenant, order.job_id, caller)

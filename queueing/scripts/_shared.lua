@@ -264,7 +264,7 @@ end
 -- The one way into a terminal state. result: JSON or '' (then code and message make one). Returns nothing.
 local function end_job(id, state, result, code, message, stage)
   local job = redis.call('HMGET', job_key(id), 'queue', 'priority', 'tenant', 'state', 'webhook', 'batch', 'line',
-    'custom_id')
+    'custom_id', 'silent')
   local queue, priority, tenant = job[1], job[2], job[3]
   if job[4] == 'running' then
     redis.call('ZREM', leases_key(queue), id)
@@ -293,7 +293,7 @@ local function end_job(id, state, result, code, message, stage)
     redis.call('PEXPIRE', result_key(id), LIMITS.record_ttl_ms)
     note_batch_line(job[6], id, job[7], job[8], state)
   end
-  local event = event_of(id, state, result, job[6])
+  local event = not job[9] and event_of(id, state, result, job[6])
   if event then put_events(id, tenant, job[5], event) end
   redis.call('PUBLISH', ended_key(), id)
 end

@@ -1,6 +1,7 @@
 -- Accept a job, or say why not. Not allow-oom: a full store admits nothing.
 -- ARGV[3] JSON: id queue priority tenant cost patience_ms deadline_ms? (relative) not_before_ms (relative)
 --   max_losses? weight? webhook? metadata? validate_ms batch? line? custom_id? batch_fence? must_meet_deadline?
+--   silent?
 --   and the fields of an idempotency key (see answered_already)
 -- ARGV[4] request payload
 -- Reply: {'created' | 'exists' | 'conflict' | 'full' | 'shed' | 'infeasible' | 'stale', id}
@@ -105,6 +106,7 @@ add('metadata', job.metadata)
 add('batch', job.batch)
 add('line', job.line)
 add('custom_id', job.custom_id)
+add('silent', job.silent and '1' or nil)
 put_job(job.id, job.queue, job.priority, job.tenant, ARGV[4], due_ms, NOW + job.not_before_ms, deadline_ms, fields)
 if is_listed(job.id, job.batch) then relist(job.id, job.tenant, nil, 'queued', int(NOW)) end
 if job.batch then redis.call('ZADD', batch_live_key(job.batch), int(job.line), job.id) end

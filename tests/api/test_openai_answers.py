@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from api.app import create_api
+from queueing.endpoints import EndpointForm, EndpointStore, EventType
 from queueing.errors import FailureCode
-from queueing.job import Choice, JobResult, JobState, Lease, Outcome, Usage
+from queueing.job import WEBHOOK_QUEUE, Choice, JobResult, JobState, Lease, Outcome, Usage
 from queueing.token_stream import Piece, TokenStreams
 from tests.api.test_jobs import QUEUE
 
@@ -196,3 +197,17 @@ def test_a_response_whose_text_is_gone_is_gone(client, api, worker):
     api.client.delete(f"{{pm}}:job:{made.json['id']}:result")
 
     assert client.get(f"/v1/responses/{made.json['id']}").status_code == 404
+
+
+@pytest.mark.parametrize(("background", "num_events"), [(False, 0), (True, 1)])
+def test_only_a_response_that_nobody_waits_for_is_an_event(
+    api, post, worker, queue, background, num_events
+):
+    endpoint = EndpointForm("mine", "https://example.com/", (EventType.RESPONSE_COMPLETED,))
+    EndpointStore(api.client).create("default", endpoint)
+    answer = post("/v1/responses", model="tiny", input="hi", background=background)
+
+    worker.claim().complete("an answer")
+
+    assert answer.result().status_code == 200
+    assert len(queue.claim(WEBHOOK_QUEUE, "webhooks", 9)) == num_events
