@@ -107,8 +107,13 @@ class LocalStack:
 
     def check_alive(self, name: str, deaths_allowed: int) -> None:
         """Raise StackError once a part has died more often than it may."""
-        if self._supervisor.num_deaths(name) > deaths_allowed:
-            raise StackError(f"{name} does not live; its log: {self._supervisor.log(name)}")
+        deaths = self._supervisor.deaths(name)
+        if len(deaths) > deaths_allowed:
+            statuses = ", ".join(map(str, deaths))
+            log = self._supervisor.log(name)
+            raise StackError(
+                f"{name} does not live, it ended with status {statuses}; its log: {log}"
+            )
 
     def _start(
         self, name: str, command: list[str], grace_s: float, *, has_metrics: bool = False

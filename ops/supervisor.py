@@ -81,10 +81,10 @@ class Supervisor:
         assert process is not None, f"{name} is being started"
         return process.pid
 
-    def num_deaths(self, name: str) -> int:
-        """Count how often a child has died."""
+    def deaths(self, name: str) -> list[int]:
+        """Return the exit statuses of a child's deaths, the first one first."""
         with self._lock:
-            return self._kept[name].num_deaths
+            return list(self._kept[name].deaths)
 
     def log(self, name: str) -> Path:
         """Return the file a child writes to."""
@@ -136,7 +136,7 @@ class _Kept:
     def __init__(self, child: Child, log: Path, shared_files: Sequence[int]) -> None:
         self.child = child
         self.process: subprocess.Popen[bytes] | None = None
-        self.num_deaths = 0
+        self.deaths: list[int] = []
         self.tried = threading.Event()
         self.failure: OSError | None = None
         self._log = log
@@ -156,7 +156,7 @@ class _Kept:
         if status is None:
             return None
         self.process = None
-        self.num_deaths += 1
+        self.deaths.append(status)
         self._start_at = now + self._pause.after(now - self._began)
         return status
 

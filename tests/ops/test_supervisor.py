@@ -99,7 +99,7 @@ def test_a_child_that_dies_is_told_of_and_started_again_at_once(supervisor, deat
 
     assert death == ("one", -signal.SIGKILL)
     assert supervisor.pid("one") != first
-    assert supervisor.num_deaths("one") == 1
+    assert supervisor.deaths("one") == [-signal.SIGKILL]
 
 
 def test_a_child_that_cannot_live_leaves_its_neighbour_alone(supervisor, deaths):
@@ -111,7 +111,7 @@ def test_a_child_that_cannot_live_leaves_its_neighbour_alone(supervisor, deaths)
 
     assert told == [("mortal", 3)] * 2
     assert supervisor.pid("steady") == steady
-    assert supervisor.num_deaths("steady") == 0
+    assert supervisor.deaths("steady") == []
 
 
 def test_pauses_grow_while_a_child_dies_young_and_begin_anew_after_a_long_life():
