@@ -129,8 +129,8 @@ def test_a_burst_beyond_capacity_is_refused_in_order_of_urgency(cluster, start_a
             answer = client.post("/v1/jobs", json=body(number, priority=priority))
             answers[priority][answer.status_code] += 1
             assert answer.status_code == 202 or int(answer.headers["Retry-After"]) <= 120
-            if cluster.queue.depth(QUEUE).ready[Priority.REALTIME] >= 4:
-                cluster.queue.claim(QUEUE, "w1", 4)
+            if cluster.queue.depth(QUEUE).ready[Priority.REALTIME] >= 2:
+                cluster.queue.claim(QUEUE, "w1", 2)
 
     assert answers["realtime"][202] == answers["realtime"].total()
     assert set(answers["bulk"]) == {202, 429}
