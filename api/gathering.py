@@ -12,7 +12,6 @@ sockets and murder_pending; hence the version is pinned.
 """
 
 import socket
-import struct
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -20,65 +19,24 @@ from functools import partial
 from selectors import EVENT_READ
 from time import monotonic
 
-from gunicorn.http import get_parser  # type: ignore[import-untyped]
-from gunicorn.http.unreader import SocketUnreader  # type: ignore[import-untyped]
-from gunicorn.workers.gthread import TConn, ThreadWorker  # type: ignore[import-untyped]
+from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
 
+from api.gathered_connection import GatheredConnection, GatherLimits
 from api.partial_request import PartialRequest
 
 _READ_BYTES = 65_536
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _TOO_LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _STOPPING_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class GatherLimits:
-    """How long a request may take, how much of it is gathered, and how fast an upload must be.
-
-    `max_connections` and `max_bytes` bound all that is being gathered at once.
-    """
-
-    max_request_s: float = 30.0
-    max_request_bytes: int = 1_048_576
-    min_bytes_per_s: int = 131_072
-    max_connections: int = 512
-    max_bytes: int = 67_108_864
+_LINGER_S = 2.0
 
 
 @dataclass(slots=True, eq=False)
 class _Gathered:
-    connection: TConn
+    connection: GatheredConnection
     request: PartialRequest
     until_s: float
     is_read: bool = True
-
-
-class TimedUnreader(SocketUnreader):  # type: ignore[misc]  # gunicorn has no types
-    """Reads what was not gathered, at a least speed: its time grows with what has come."""
-
-    def __init__(self, sock: socket.socket, limits: GatherLimits) -> None:
-        super().__init__(sock)
-        self._limits = limits
-        self._until_s = monotonic() + limits.max_request_s
-
-    def chunk(self, size_hint: int | None = None) -> bytes:
-        """Return the next bytes; raises TimeoutError for a request that is too slow."""
-        left_s = self._until_s - monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        self.sock.settimeout(left_s)
-        try:
-            piece: bytes = super().chunk(size_hint)
-        finally:
-            self.sock.settimeout(None)
-        self._until_s += len(piece) / self._limits.min_bytes_per_s
-        return piece
-
-    def begin(self, data: bytes, until_s: float) -> None:
-        """Take what was gathered of the next request, and when its time is up."""
-        self._until_s = until_s
-        self.unread(data)
 
 
 class GatheringWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
@@ -88,34 +46,29 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no ty
         """Begin with nothing gathered; `app` is the server, which names the limits."""
         self._limits: GatherLimits = self.app.gather_limits
         # In the order in which their time is up.
-        self._gathered: dict[TConn, _Gathered] = {}
-        self._uploading: set[TConn] = set()
+        self._gathered: dict[GatheredConnection, _Gathered] = {}
+        self._uploading: set[GatheredConnection] = set()
         self._waiting: deque[_Gathered] = deque()
+        self._lingering: dict[socket.socket, float] = {}
         super().init_process()
 
     def accept(self, listener: socket.socket) -> None:
         """Take a connection and gather its first request."""
         try:
-            client, address = listener.accept()
+            accepted = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             # Whoever was there has left; the loop comes back for the next.
             return
         self.nr_conns += 1
-        # A client that does not read its answer must not keep a thread either.
-        _limit_sends(client, self._limits.max_request_s)
-        connection = TConn(self.cfg, client, address, listener.getsockname())
-        connection.parser = get_parser(self.cfg, client, address)
-        connection.parser.unreader = TimedUnreader(client, self._limits)
-        connection.initialized = True
-        self._begin(connection)
+        self._begin(GatheredConnection(self.cfg, accepted, self._limits, self._linger))
 
-    def on_client_socket_readable(self, conn: TConn, client: socket.socket) -> None:
+    def on_client_socket_readable(self, conn: GatheredConnection, client: socket.socket) -> None:
         """Gather the next request of a connection that was kept alive."""
         self.poller.unregister(client)
         self.keepalived_conns.remove(conn)
         self._begin(conn)
 
-    def finish_request(self, conn: TConn, fs: "Future[object]") -> None:
+    def finish_request(self, conn: GatheredConnection, fs: "Future[object]") -> None:
         """Take a connection back from its thread; after an upload the next one has its turn."""
         super().finish_request(conn, fs)
         if conn in self._uploading:
@@ -131,8 +84,11 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no ty
             if gathered.until_s > now_s:
                 break
             self._cut(gathered)
+        for client, until_s in list(self._lingering.items()):
+            if until_s <= monotonic():
+                self._end(client)
 
-    def _begin(self, connection: TConn) -> None:
+    def _begin(self, connection: GatheredConnection) -> None:
         request = PartialRequest(self._limits.max_request_bytes)
         gathered = _Gathered(connection, request, monotonic() + self._limits.max_request_s)
         self._gathered[connection] = gathered
@@ -170,8 +126,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no ty
                 return
             self._uploading.add(connection)
         self._forget(gathered)
-        connection.parser.unreader.begin(bytes(gathered.request.data), gathered.until_s)
-        connection.data_ready = True
+        connection.begin(gathered.request, gathered.until_s)
         self.enqueue_req(connection)
 
     def _cut(self, gathered: _Gathered) -> None:
@@ -189,6 +144,32 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no ty
         if gathered in self._waiting:
             self._waiting.remove(gathered)
 
+    def _linger(self, client: socket.socket) -> None:
+        """Let a client read its answer: a close with bytes unread would take it from him."""
+        try:
+            client.shutdown(socket.SHUT_WR)
+        except OSError:
+            client.close()
+            return
+        client.settimeout(0)
+        self._lingering[client] = monotonic() + _LINGER_S
+        self.poller.register(client, EVENT_READ, self._pour_away)
+
+    def _pour_away(self, client: socket.socket) -> None:
+        try:
+            is_over = not client.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            is_over = True
+        if is_over:
+            self._end(client)
+
+    def _end(self, client: socket.socket) -> None:
+        del self._lingering[client]
+        self.poller.unregister(client)
+        client.close()
+
     def _stop_reading(self, gathered: _Gathered) -> None:
         if gathered.is_read:
             self.poller.unregister(gathered.connection.sock)
@@ -198,11 +179,6 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no ty
         return (
             sum(len(one.request.data) for one in self._gathered.values()) > self._limits.max_bytes
         )
-
-
-def _limit_sends(client: socket.socket, seconds: float) -> None:
-    value = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
 
 def _tell(client: socket.socket, words: bytes) -> None:

@@ -17,7 +17,8 @@ from flask import Flask
 from gunicorn.app.base import BaseApplication  # type: ignore[import-untyped]
 
 from api.app import Api, create_api
-from api.gathering import GatheringWorker, GatherLimits
+from api.gathered_connection import GatherLimits
+from api.gathering import GatheringWorker
 from ops.logs import configure_logging, logging_config
 from ops.settings import Settings
 
