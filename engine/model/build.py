@@ -18,7 +18,7 @@ from engine.model.decoder import DecoderLayer, DecoderWeights, PartNorm
 from engine.model.rope import RopeTable, rope_table
 from engine.model.rope_config import RopeConfig
 from engine.model.stored_linear import StoredLinear
-from engine.model.weights import Weights, open_weights
+from engine.model.weights import Weights, open_weights, take_fused
 from engine.quantised import SCALES_SUFFIX, SUFFIXES, QuantisedWeight
 
 
@@ -84,14 +84,16 @@ class WeightsBuilder:
 
     def linear(self, stored: StoredLinear, activation: Activation | None = None) -> Linear:
         """Read the weights of layers with the same input and make one layer of them."""
-        bias = self._fused(stored, "bias", torch.float32) if stored.has_bias else None
+        bias = take_fused(self._files, stored, "bias", torch.float32) if stored.has_bias else None
         if f"{stored.names[0]}.{SUFFIXES[Scheme.INT8]}" in self._files:
-            weight = self._fused(stored, SUFFIXES[Scheme.INT8], torch.int8, stored.num_in)
-            scales = self._fused(stored, SCALES_SUFFIX, torch.float32, 1)
+            weight = take_fused(
+                self._files, stored, SUFFIXES[Scheme.INT8], torch.int8, stored.num_in
+            )
+            scales = take_fused(self._files, stored, SCALES_SUFFIX, torch.float32, 1)
             return self._kernels.pack_int8(weight, scales[:, 0], bias, activation)
         if f"{stored.names[0]}.{SUFFIXES[Scheme.INT4]}" in self._files:
             return self._int4(stored, bias, activation)
-        weight = self._fused(stored, "weight", self._dtype, stored.num_in)
+        weight = take_fused(self._files, stored, "weight", self._dtype, stored.num_in)
         return self._kernels.pack(weight, bias, activation)
 
     def layer(self, index: int, ropes: dict[RopeConfig, RopeTable]) -> DecoderLayer:
@@ -119,16 +121,6 @@ class WeightsBuilder:
             norm_after_feed_forward=self._layer_norm(prefix, config.norms.after_feed_forward),
         )
 
-    def _fused(
-        self, stored: StoredLinear, suffix: str, dtype: torch.dtype, *width: int
-    ) -> torch.Tensor:
-        """Read one kind of tensor of all parts, [out, *width]."""
-        parts = [
-            self._files.take(f"{name}.{suffix}", (num_out, *width), dtype)
-            for name, num_out in zip(stored.names, stored.num_outs, strict=True)
-        ]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
-
     def _int4(
         self, stored: StoredLinear, bias: torch.Tensor | None, activation: Activation | None
     ) -> Linear:
@@ -136,9 +128,11 @@ class WeightsBuilder:
         if quantisation is None or quantisation.group_size is None:
             raise WeightsError(f"{stored.names[0]}: int4, but config.json names no group_size")
         group_size = quantisation.group_size
-        values = self._fused(stored, SUFFIXES[Scheme.INT4], torch.uint8, stored.num_in // 2)
+        values = take_fused(
+            self._files, stored, SUFFIXES[Scheme.INT4], torch.uint8, stored.num_in // 2
+        )
         num_groups = -(-stored.num_in // group_size)
-        scales = self._fused(stored, SCALES_SUFFIX, torch.float32, num_groups)
+        scales = take_fused(self._files, stored, SCALES_SUFFIX, torch.float32, num_groups)
         weight = QuantisedWeight(Scheme.INT4, values, scales, group_size)
         return self._kernels.pack_int4(weight, bias, activation)
 

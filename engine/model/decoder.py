@@ -59,6 +59,7 @@ class Decoder:
         self._weights = weights
         self._kernels = kernels
         self._cache = cache
+        self._runner = LayerRunner(kernels, weights.norm_eps)
 
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Compute all rows, store their keys and values; return the normalised sampled rows."""
@@ -67,17 +68,10 @@ class Decoder:
             weights.embedding, batch, weights.embedding_scale
         )  # [T, M] float32
         for layer, cache in zip(weights.layers, self._cache.layers, strict=True):
-            self.run_layer(layer, residual, batch, cache)
+            self._runner.run(layer, residual, batch, cache)
         return self._kernels.rms_norm_sampled(
             residual, batch, weights.final_norm, weights.norm_eps
         )  # [R, M]
-
-    def run_layer(
-        self, layer: DecoderLayer, residual: torch.Tensor, batch: RaggedBatch, cache: LayerCache
-    ) -> None:
-        """Add one layer to the residual."""
-        self._attend(layer, residual, batch, cache)
-        self._feed_forward(layer, residual)
 
     def scores(self, hidden: torch.Tensor) -> torch.Tensor:
         """Score the vocabulary for normalised rows, [R, V] float32."""
@@ -87,6 +81,21 @@ class Decoder:
         """Return the most likely token of each normalised row, [R]; a softcap keeps their order."""
         return self._kernels.best(hidden, self._weights.head)
 
+
+class LayerRunner:
+    """Computes one layer of any decoder."""
+
+    def __init__(self, kernels: Kernels, norm_eps: float) -> None:
+        self._kernels = kernels
+        self._norm_eps = norm_eps
+
+    def run(
+        self, layer: DecoderLayer, residual: torch.Tensor, batch: RaggedBatch, cache: LayerCache
+    ) -> None:
+        """Add to the residual what the layer makes of it."""
+        self._attend(layer, residual, batch, cache)
+        self._feed_forward(layer, residual)
+
     def _attend(
         self, layer: DecoderLayer, residual: torch.Tensor, batch: RaggedBatch, cache: LayerCache
     ) -> None:
@@ -94,7 +103,7 @@ class Decoder:
         x = self._enter(residual, layer.norm_before_attention)  # [T, M]
         qkv = kernels.linear(x, layer.qkv)  # [T, (H + 2 G) D]
         for norm in layer.qk_norms:
-            kernels.rms_norm_parts(qkv, norm.parts, norm.weight, self._weights.norm_eps)
+            kernels.rms_norm_parts(qkv, norm.parts, norm.weight, self._norm_eps)
         kernels.rotate_and_store(qkv, batch, layer.rope, cache, layer.shape)
         attended = kernels.attend(qkv, batch, cache, layer.shape)  # [T, H D]
         self._leave(attended, layer.attention_out, layer.norm_after_attention, residual)
@@ -108,7 +117,7 @@ class Decoder:
         """Return what goes into a part of a layer, in the model's type."""
         if norm is None:
             return self._kernels.narrow(residual)
-        return self._kernels.rms_norm(residual, norm, self._weights.norm_eps)
+        return self._kernels.rms_norm(residual, norm, self._norm_eps)
 
     def _leave(
         self, x: torch.Tensor, weight: Linear, norm: torch.Tensor | None, residual: torch.Tensor
@@ -118,4 +127,4 @@ class Decoder:
             self._kernels.linear_add(x, weight, residual)
         else:
             product = self._kernels.linear(x, weight)  # [T, M]
-            self._kernels.rms_norm_add(product, norm, self._weights.norm_eps, residual)
+            self._kernels.rms_norm_add(product, norm, self._norm_eps, residual)

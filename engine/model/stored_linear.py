@@ -5,8 +5,18 @@ Must not import torch.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from engine.model.config import ModelConfig
+
+
+class Part(StrEnum):
+    """The linear layers of a decoder layer."""
+
+    QKV = "qkv"
+    ATTENTION_OUT = "attention_out"
+    GATE_UP = "gate_up"
+    DOWN = "down"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +28,15 @@ class StoredLinear:
     num_in: int
     has_bias: bool = False
 
-    @property
-    def num_out(self) -> int:
-        """Count the outputs of all parts."""
-        return sum(self.num_outs)
+
+def parts_of(config: ModelConfig, index: int) -> dict[Part, StoredLinear]:
+    """Return where all linear layers of one layer lie."""
+    return {
+        Part.QKV: qkv(config, index),
+        Part.ATTENTION_OUT: attention_out(config, index),
+        Part.GATE_UP: gate_up(config, index),
+        Part.DOWN: down(config, index),
+    }
 
 
 def qkv(config: ModelConfig, index: int) -> StoredLinear:

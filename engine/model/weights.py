@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from engine.errors import WeightsError
 from engine.folder import readable_files, weights_of
+from engine.model.stored_linear import StoredLinear
 
 
 class Weights(Protocol):
@@ -68,6 +69,50 @@ class WeightFiles:
             raise WeightsError(message)
         tensor: torch.Tensor = self._file_of[name].get_tensor(name)
         return tensor
+
+
+class EditedWeights:
+    """Weights of which some have been replaced or removed since; the files stay as they are."""
+
+    def __init__(self, files: WeightFiles) -> None:
+        self._files = files
+        self._replaced: dict[str, torch.Tensor] = {}
+        self._removed: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        """Tell whether there is a tensor of this name now."""
+        return name in self._replaced or (name in self._files and name not in self._removed)
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return one tensor in the wanted type."""
+        if name not in self._replaced:
+            return self._files.take(name, shape, dtype)
+        assert self._replaced[name].shape == shape, "an edit keeps shapes"
+        return self._replaced[name].to(dtype)
+
+    def replace(self, name: str, tensor: torch.Tensor) -> None:
+        """Let a tensor be this one from now on; it may be new."""
+        self._replaced[name] = tensor.contiguous()
+
+    def remove(self, name: str) -> None:
+        """Leave a tensor out."""
+        self._removed.add(name)
+
+    def all(self) -> dict[str, torch.Tensor]:
+        """Return all tensors as they are now."""
+        kept = {name for name in self._files.names if name not in self._removed}
+        return {name: self._files.stored(name) for name in kept} | self._replaced
+
+
+def take_fused(
+    weights: Weights, stored: StoredLinear, suffix: str, dtype: torch.dtype, *width: int
+) -> torch.Tensor:
+    """Take one kind of tensor of all parts of a fused layer, [out, *width]."""
+    parts = [
+        weights.take(f"{name}.{suffix}", (num_out, *width), dtype)
+        for name, num_out in zip(stored.names, stored.num_outs, strict=True)
+    ]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 @contextmanager
