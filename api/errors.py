@@ -16,6 +16,7 @@ from api.caller import CallerLeft
 from api.drain import DrainingError
 from api.limits import RateLimited
 from api.waiters import TooManyWaiters
+from api.watch import WaitOver
 from ops.metrics import StoreMetrics
 from queueing.errors import (
     FailureCode,
@@ -88,6 +89,7 @@ def register_error_handlers(app: Flask, store: StoreMetrics) -> None:
     app.register_error_handler(QueueShed, _queue_shed)
     app.register_error_handler(TooManyWaiters, _too_many_waiters)
     app.register_error_handler(CallerLeft, _caller_left)
+    app.register_error_handler(WaitOver, _wait_over)
     app.register_error_handler(DrainingError, _draining)
     app.register_error_handler(StorageFull, _storage_full)
     app.register_error_handler(HTTPException, _http_exception)
@@ -148,6 +150,10 @@ def _queue_shed(error: QueueShed) -> Response:
 def _too_many_waiters(_: TooManyWaiters) -> Response:
     message = "too many requests wait for their answers already"
     return _try_later(FailureCode.OVERLOADED, message, _FULL_RETRY_S)
+
+
+def _wait_over(_: WaitOver) -> Response:
+    return refusal(FailureCode.DEADLINE_EXCEEDED, "the answer took too long")
 
 
 def _caller_left(_: CallerLeft) -> Response:

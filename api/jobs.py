@@ -7,16 +7,19 @@ schemas.py; how a job comes into the queue in submission.py.
 import re
 from time import monotonic
 
-from flask import Blueprint, Response, g, jsonify, url_for
+from flask import Blueprint, Response, g, jsonify, request, url_for
 
 from api.auth import current_tenant
+from api.caller import Caller
+from api.drain import DrainingError
 from api.idempotency import read_idempotency
 from api.requests import read_object, read_query
 from api.schemas import JobBody, job_object, job_receipt, size_job
 from api.submission import JobOptions, Submission
-from api.waiters import Waiters
+from api.waiters import TooManyWaiters, Waiters
+from api.watch import JobWatch, WaitOver
 from queueing.body import validate
-from queueing.errors import FailureCode, RequestError, StoreUnavailable
+from queueing.errors import FailureCode, RequestError
 from queueing.job import JobRecord, JobState, Priority
 from queueing.queue import JobQueue
 from queueing.served_model import ServedModels
@@ -24,7 +27,6 @@ from queueing.tenants import Tenant
 
 _ENDPOINT = "jobs"
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
-_LOOK_AGAIN_S = 0.5
 
 
 class JobRoutes:
@@ -113,25 +115,13 @@ class JobRoutes:
 
     def _record_at_end(self, job_id: str, tenant: Tenant, wait_s: float) -> JobRecord:
         """Return the job once it has ended; as it is when time, room for waiters or we run out."""
-        until_s = monotonic() + wait_s
-        with self._waiters.waiting_for(job_id) as waiter:
-            while waiter is not None and (left_s := until_s - monotonic()) > 0:
-                record = self._look(job_id, tenant)
-                if record is not None and record.state.is_terminal:
-                    return record
-                if self._waiters.are_closed:
-                    break
-                # The listener wakes everybody when it hears the store again, which may be before
-                # the store answers.
-                waiter.wait(left_s if record is not None else min(left_s, _LOOK_AGAIN_S))
-        return self._record(job_id, tenant)
-
-    def _look(self, job_id: str, tenant: Tenant) -> JobRecord | None:
-        """Return the job as it is; None while the store is away, which waiting outlasts."""
+        caller = Caller.of(request.environ)
         try:
+            with JobWatch(self._queue, self._waiters, tenant.name, job_id, caller) as watch:
+                watch.limit(wait_s, is_kept=True)
+                return watch.until_end()
+        except (TooManyWaiters, WaitOver, DrainingError):
             return self._record(job_id, tenant)
-        except StoreUnavailable:
-            return None
 
     def _wait_s(self) -> float:
         text = read_query("wait").get("wait", "0")

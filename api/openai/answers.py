@@ -12,9 +12,9 @@ from flask import request
 
 from api.caller import Caller
 from api.openai.orders import Order
-from api.openai.watch import JobWatch
 from api.submission import Submission
 from api.waiters import Waiters
+from api.watch import JobWatch
 from queueing.errors import FailureCode, RequestError, StoreUnavailable
 from queueing.job import JobRecord, JobResult, JobState
 from queueing.queue import JobQueue
@@ -46,11 +46,8 @@ class Answers:
 
     def at_once(self, order: Order) -> JobRecord:
         """Return the order's job once it has ended."""
-        watch = self._begin(order, is_awaited=True)
-        try:
+        with self._begin(order, is_awaited=True) as watch:
             return watch.until_end()
-        finally:
-            watch.close()
 
     def later(self, order: Order) -> JobRecord:
         """Queue the order's job and return it as it is then."""

@@ -13,6 +13,7 @@ from flask import Response, request
 from api.caller import Caller, CallerLeft
 from api.drain import DrainingError
 from api.openai.answers import Following
+from api.watch import WaitOver
 from queueing.errors import FailureCode, RequestError
 from queueing.job import JobRecord
 from queueing.token_stream import Gain, TextDiverged
@@ -73,6 +74,9 @@ def _events(following: Following, shape: StreamShape) -> Iterator[str]:
     except TextDiverged:
         message = "a worker was lost, and the text came out otherwise when it was made again"
         yield from shape.broken(RequestError(FailureCode.WORKER_LOST, message))
+    except WaitOver:
+        message = "the answer took too long"
+        yield from shape.broken(RequestError(FailureCode.DEADLINE_EXCEEDED, message))
     except DrainingError:
         message = "this server is shutting down"
         yield from shape.broken(RequestError(FailureCode.DRAINING, message))

@@ -5,11 +5,12 @@ Takes one of the waiters' places. Knows no surface and no shape of an answer.
 
 from contextlib import ExitStack, suppress
 from time import monotonic
+from typing import Self
 
 from api.caller import Caller
 from api.drain import DrainingError
 from api.waiters import TooManyWaiters, Waiters
-from queueing.errors import FailureCode, RequestError, StoreUnavailable
+from queueing.errors import FailureCode, PromptmillError, RequestError, StoreUnavailable
 from queueing.job import JobRecord
 from queueing.queue import JobQueue
 
@@ -18,6 +19,10 @@ _GLANCE_S = 0.1
 # While the store is away the job is looked for this often; after it is back nobody may say so.
 _LOOK_AGAIN_S = 0.5
 _LONG_S = 3600.0
+
+
+class WaitOver(PromptmillError):
+    """The job did not end in the time that its caller would wait."""
 
 
 class JobWatch:
@@ -42,6 +47,13 @@ class JobWatch:
         self._until_s: float | None = None
         self._has_ended = False
         self._is_kept = True
+
+    def __enter__(self) -> Self:
+        """Watch until the block ends."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def limit(self, limit_s: float, *, is_kept: bool) -> None:
         """Watch no longer than this; a job that is not kept is cancelled when nobody watches."""
@@ -73,7 +85,7 @@ class JobWatch:
     def pause(self, longest_s: float) -> bool:
         """Block until there may be news; False when there was none for so long.
 
-        Raises CallerLeft, DrainingError, and RequestError when the time is up.
+        Raises CallerLeft, DrainingError, and WaitOver.
         """
         end_s = monotonic() + longest_s
         while (left_s := end_s - monotonic()) > 0:
@@ -83,7 +95,7 @@ class JobWatch:
             if self._waiters.are_closed:
                 raise DrainingError
             if self._until_s is not None and monotonic() > self._until_s:
-                raise RequestError(FailureCode.DEADLINE_EXCEEDED, "the job took too long")
+                raise WaitOver
         return False
 
     def close(self) -> None:
