@@ -30,7 +30,7 @@ def main(*, builds_all: bool) -> None:
 
 
 def compile_variant(compiler: str, variant: Variant) -> None:
-    """Compile one library; a half-written one is never left under its name."""
+    """Compile one library; a half-written one is never left under its name, nor a stale one."""
     target = library_path(variant)
     if target.exists():
         click.echo(f"native kernels for {variant.name} are there")
@@ -41,6 +41,9 @@ def compile_variant(compiler: str, variant: Variant) -> None:
     command = [compiler, *_FLAGS, *variant.flags, "-Wno-psabi", "-pthread", str(source)]
     subprocess.run([*command, "-o", str(partial)], check=True)
     partial.replace(target)
+    for stale in SOURCES.glob(f"promptmill-{variant.name}-*.so"):
+        if stale != target:
+            stale.unlink()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,10 @@
 // Gimelshein 2018; FlashAttention, Dao et al. 2022). Spans lie at fixed places of the context and a
 // row for which a span holds nothing is left exactly as it was, so a row's result does not depend
 // on the rows beside it or on how its prompt was cut into chunks.
+//
+// A step reads each cached key and value about once, from memory and block by block, too scattered
+// for the processor to foresee. So while keys are scored the same blocks' values are fetched, and
+// while values are added the keys of the next tile.
 #pragma once
 
 #include <algorithm>
@@ -36,6 +40,9 @@ struct Attention {
     const int32_t* blocks;
     int head;
     int context;  // slots beyond it may hold anything
+    const int32_t* next_blocks;  // of the tile this thread will probably run next
+    int num_next_blocks;
+    int next_head;
   };
 
   template <int kRows>
@@ -82,17 +89,22 @@ struct Attention {
     constexpr int kParts = kRows <= 3 ? 4 : 2;
     for (int place = 0; place < num_seen; place += kParts * kLanes) {
       const uint32_t* keys[kParts];
+      const uint32_t* values[kParts];
       for (int part = 0; part < kParts; ++part) {
         // Beyond what is seen any key will do: its score is hidden later.
         const int seen = place + part * kLanes < num_seen ? place + part * kLanes : place;
-        keys[part] = key_words(tile, start + seen);
+        const int block = tile.blocks[(start + seen) / cache.block_size];
+        const size_t first = cache.head_at(block, tile.head) / P + (start + seen) % cache.block_size;
+        keys[part] = reinterpret_cast<const uint32_t*>(cache.keys) + first;
+        values[part] = reinterpret_cast<const uint32_t*>(cache.values) + first;
       }
-      score_parts<kRows, kParts>(tile, keys, place, scores);
+      score_parts<kRows, kParts>(tile, keys, values, place, scores);
     }
   }
 
   template <int kRows, int kParts>
-  void score_parts(const Tile& tile, const uint32_t* (&keys)[kParts], int place,
+  void score_parts(const Tile& tile, const uint32_t* (&keys)[kParts],
+                   const uint32_t* (&values)[kParts], int place,
                    float (&scores)[kRows][kSpan]) const {
     const int num_words = cache.head_dim / P;
     Vector sums[kRows][kParts];
@@ -104,6 +116,7 @@ struct Attention {
       Words parts[kParts];
       for (int part = 0; part < kParts; ++part) {
         parts[part] = load_words(keys[part] + word * cache.block_size);
+        __builtin_prefetch(values[part] + word * cache.block_size);
       }
 #pragma GCC unroll 6
       for (int row = 0; row < kRows; ++row) {
@@ -121,11 +134,11 @@ struct Attention {
     }
   }
 
-  // Return the first word of the keys from this position on; it begins a vector within its block.
-  const uint32_t* key_words(const Tile& tile, int position) const {
-    const int block = tile.blocks[position / cache.block_size];
-    return reinterpret_cast<const uint32_t*>(cache.keys + cache.head_at(block, tile.head)) +
-           position % cache.block_size;
+  // Return the next tile's keys that lie as far into its context as this position does into ours.
+  const Stored* next_keys(const Tile& tile, int position) const {
+    const int index = std::min(position / cache.block_size, tile.num_next_blocks - 1);
+    return cache.keys + cache.head_at(tile.next_blocks[index], tile.next_head) +
+           size_t(position % cache.block_size) * cache.head_dim;
   }
 
   float score_one(const Tile& tile, const Stored* query, int position) const {
@@ -196,14 +209,16 @@ struct Attention {
     }
     for (int place = 0; place < num_seen;) {
       const Stored* values = value_words(tile, start + place) + dim * P;
+      const Stored* soon = next_keys(tile, start + place) + dim * P;
       const int end = std::min(num_seen, place + cache.block_size - (start + place) % cache.block_size);
-      for (; place < end; place += P, values += cache.head_dim * P) {
+      for (; place < end; place += P, values += cache.head_dim * P, soon += cache.head_dim * P) {
         // The last word's second half may lie beyond the context and hold anything.
         const bool is_half = P == 2 && start + place + 1 >= tile.context;
         Words parts[kParts];
         for (int part = 0; part < kParts; ++part) {
           parts[part] = load_as<Words>(values + part * kLanes * P);
           if (is_half) parts[part] &= 0x0000ffffu;
+          __builtin_prefetch(soon + part * kLanes * P);
         }
 #pragma GCC unroll 6
         for (int row = 0; row < kRows; ++row) {

@@ -200,6 +200,13 @@ void record_attend(Program& program, const void* qkv, const Attention<Element>& 
       tile.blocks = batch.block_ids + batch.block_starts[range.sequence];
       tile.head = task % num_kv;
       tile.context = context;
+      const int next_task = std::min(task + program.pool.num_threads(),
+                                     static_cast<int>(tiles->size()) * num_kv - 1);
+      const int next_sequence = (*tiles)[next_task / num_kv].sequence;
+      tile.next_blocks = batch.block_ids + batch.block_starts[next_sequence];
+      tile.num_next_blocks =
+          batch.block_starts[next_sequence + 1] - batch.block_starts[next_sequence];
+      tile.next_head = next_task % num_kv;
       const int num_rows = std::min(kQueryRows, num_tokens * group - range.first);
       for (int row = 0; row < num_rows; ++row) {
         const int token = (range.first + row) / group;
