@@ -13,7 +13,7 @@ from queueing.failpoints import Failpoint
 from queueing.job import Priority
 from tests.support.api_server import ApiServer
 from tests.support.cluster import Cluster
-from tests.support.jobs import MODEL, QUEUE
+from tests.support.jobs import MODEL, QUEUE, finish
 from tests.support.ledger import ALL_IS_WELL
 from tests.support.load import amount
 from tests.support.tiny_model import write_tiny_model
@@ -130,7 +130,8 @@ def test_a_burst_beyond_capacity_is_refused_in_order_of_urgency(cluster, start_a
             answers[priority][answer.status_code] += 1
             assert answer.status_code == 202 or int(answer.headers["Retry-After"]) <= 120
             if cluster.queue.depth(QUEUE).ready[Priority.REALTIME] >= 2:
-                cluster.queue.claim(QUEUE, "w1", 2)
+                for claim in cluster.queue.claim(QUEUE, "w1", 2):
+                    finish(cluster.queue, claim)
 
     assert answers["realtime"][202] == answers["realtime"].total()
     assert set(answers["bulk"]) == {202, 429}
