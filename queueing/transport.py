@@ -130,7 +130,7 @@ class LeaseQoS(stock.QoS):
 
     def _settle(self, delivery_tag: str, *, requeue: bool) -> None:
         message = self._delivered.pop(delivery_tag, None)
-        if message is not None:
+        if message is not None and is_job_queue(message.delivery_info["routing_key"]):
             self.channel.settled(message.headers, requeue=requeue)
 
 
