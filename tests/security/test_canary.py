@@ -144,11 +144,12 @@ def through_every_success(installation, marker):
     streamed = {"model": MODEL, "input": f"{marker} stream", "stream": True, "max_output_tokens": 9}
     response = {"model": MODEL, "input": f"{marker} later", "background": True}
     response_id = http.post("/v1/responses", json=response).json()["id"]
-    streamed_id = re.search("resp_[0-9A-Za-z]{22}", http.post("/v1/responses", json=streamed).text)
+    followed = http.post("/v1/responses", json=streamed).text
+    streamed_id = re.findall("resp_[0-9A-Za-z]{22}", followed)[0]
     said = [installation.end_of(hooked)["result"]["text"]]
     installation.cluster.wait_until(lambda: not installation.hook.arrivals.empty())
     (told,) = installation.hook.take(1)
-    made = [hooked, f"/v1/responses/{response_id}", f"/v1/responses/{streamed_id[0]}"]
+    made = [hooked, f"/v1/responses/{response_id}", f"/v1/responses/{streamed_id}"]
     return made, said, told.body.decode()
 
 
