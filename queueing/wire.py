@@ -69,7 +69,8 @@ def decode_request(payload: str) -> GenerateRequest:
 
 def encode_result(result: JobResult) -> str:
     """Write a result as JSON; NaN and infinity can't occur in it and are refused."""
-    return json.dumps({"v": VERSION, **asdict(result)}, separators=(",", ":"), allow_nan=False)
+    payload = {"v": VERSION, **_fields_of(result)}
+    return json.dumps(payload, separators=(",", ":"), allow_nan=False, default=_fields_of)
 
 
 def decode_result(payload: str) -> JobResult:
@@ -88,6 +89,11 @@ def decode_result(payload: str) -> JobResult:
         model=fields.get("model", ""),
         stages=fields.get("stages", {}),
     )
+
+
+def _fields_of(record: Any) -> dict[str, Any]:
+    """Return a slotted record's own fields; asdict, which copies all that is in them, is slow."""
+    return {name: getattr(record, name) for name in record.__slots__}
 
 
 def _versioned(payload: str) -> dict[str, Any]:
