@@ -99,6 +99,11 @@ class TokenStreams:
             has_ended=state is None or JobState(state).is_terminal,
         )
 
+    def delete(self, job_id: str) -> None:
+        """Forget a job's stream, which nobody will follow any more."""
+        with translated_errors():
+            self._client.delete(keys.STREAM.of(self._prefix, id=job_id))
+
 
 class FollowedText:
     """The text of one choice as a reader knows it, from one run or from several."""

@@ -6,6 +6,7 @@ surface's shape of an answer.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from flask import request
@@ -58,12 +59,12 @@ class Answers:
         """Queue the order's job and return how to follow it."""
         streamed = replace(order.sized, request=replace(order.sized.request, stream=True))
         watch = self._begin(replace(order, sized=streamed), is_awaited=is_awaited)
-        return self._following(watch, order.tenant.name)
+        return self._following(watch, order.tenant.name, is_kept=not is_awaited)
 
     def again(self, job_id: str, tenant: str) -> "Following":
         """Return how to follow a job that was queued before, from its first word."""
         watch = JobWatch(self._queue, self._waiters, tenant, job_id, Caller.of(request.environ))
-        return self._following(watch, tenant)
+        return self._following(watch, tenant, is_kept=True)
 
     def record(self, job_id: str, tenant: str) -> JobRecord:
         """Return a job as it is; raises RequestError when there is no such job."""
@@ -95,20 +96,26 @@ class Answers:
             watch.limit(self._limit_s + _MARGIN_S, is_kept=is_kept)
         return watch
 
-    def _following(self, watch: JobWatch, tenant: str) -> "Following":
+    def _following(self, watch: JobWatch, tenant: str, *, is_kept: bool) -> "Following":
         try:
             record = self.record(watch.job_id, tenant)
         except BaseException:
             watch.close()
             raise
-        return Following(self._streams, watch, record)
+        return Following(self._streams, watch, record, is_kept=is_kept)
 
 
 class Following:
-    """One caller's view of a job that is streamed. Close it in the end."""
+    """One caller's view of a job that is streamed. Close it in the end.
 
-    def __init__(self, streams: TokenStreams, watch: JobWatch, record: JobRecord) -> None:
+    A stream that is not kept is followed once: nobody comes back to it.
+    """
+
+    def __init__(
+        self, streams: TokenStreams, watch: JobWatch, record: JobRecord, *, is_kept: bool
+    ) -> None:
         self.record = record
+        self._is_kept = is_kept
         self._streams = streams
         self._watch = watch
 
@@ -140,6 +147,10 @@ class Following:
     def close(self) -> None:
         """Give the place back, and cancel the job when nobody else awaits it."""
         self._watch.close()
+        if not self._is_kept:
+            # What the store misses now, it forgets by itself.
+            with suppress(StoreUnavailable):
+                self._streams.delete(self._watch.job_id)
 
     def _read(self, position: str) -> StreamRead | None:
         try:

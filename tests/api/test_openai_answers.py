@@ -140,6 +140,16 @@ def test_what_no_stream_told_comes_with_the_result(post, worker):
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+def test_a_stream_that_nobody_can_come_back_to_is_forgotten(api, post, worker):
+    answer = post("/v1/chat/completions", **CHAT, stream=True)
+    worker.claim().say(0, "one ")
+
+    worker.complete("one two")
+
+    assert text_of(events_of(answer.result())) == "one two"
+    assert api.client.keys("*:stream") == []
+
+
 def test_several_choices_come_side_by_side(post, worker):
     answer = post("/v1/chat/completions", **CHAT, stream=True, n=2)
     worker.claim().say(0, "left", index=0)

@@ -1,6 +1,7 @@
 """Callers who leave, places that are taken, workers that die: what the unmodified client sees."""
 
 import json
+import random
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +12,7 @@ from queueing.job import JobState
 from tests.support.fake_engine import as_prompt, expected_text
 from tests.support.jobs import MODEL, QUEUE
 from tests.support.live_stack import API_KEY, LiveStack
+from tests.support.load import amount
 
 HELLO = {"role": "user", "content": "hello"}
 LONG = {"model": MODEL, "messages": [HELLO], "max_tokens": 3000, "temperature": 0}
@@ -84,6 +86,23 @@ def test_a_caller_who_leaves_cancels_his_job(live, ask, since, stream):
 
     live.cluster.wait_until(lambda: since(JobState.CANCELLED) == 1, limit_s=2)
     is_running(live, 0)
+
+
+def test_many_callers_who_leave_anywhere_leave_no_block_behind(live, ask, since):
+    rng = random.Random(17)
+    num_callers = amount(quick=24, soak=500)
+
+    for number in range(num_callers):
+        live.cluster.wait_until(lambda: live.cluster.num_running() < PLACES)
+        connection = ask(stream=True, messages=[{"role": "user", "content": f"no. {number}"}])
+        connection.settimeout(10)
+        for _ in range(rng.randrange(1, 12)):
+            connection.recv(rng.randrange(1, 200))
+        connection.close()
+    live.cluster.wait_until(lambda: since(JobState.CANCELLED) == num_callers)
+
+    (worker,) = (worker for worker in live.cluster.workers if worker.is_running)
+    assert live.cluster.drain(worker) == 0
 
 
 def test_a_caller_who_left_before_his_job_began_costs_no_step(live, ask, since):
