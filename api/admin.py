@@ -22,8 +22,10 @@ from queueing.api_key import digest_of
 from queueing.body import StrictModel, validate
 from queueing.dead_jobs import DeadJob, DeadJobs
 from queueing.errors import FailureCode, RequestError
+from queueing.fields import MAX_TOKENS_LIMIT
 from queueing.job import Priority
 from queueing.queue import JobQueue
+from queueing.switches import Switch, SwitchBoard
 from queueing.tenants import ApiKey, Tenant, TenantStore, Tier
 
 _PAGE = 20
@@ -55,6 +57,18 @@ class KeyBody(StrictModel):
     name: str = ""
 
 
+class SwitchBody(StrictModel):
+    """What a switch is set to; null turns it off. Those that are only on or off are on with 1."""
+
+    value: Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)] | None
+
+
+class SwitchName(BaseConverter):
+    """A path part that is the name of a switch; everything else is a 404."""
+
+    regex = "|".join(Switch)
+
+
 class TenantName(BaseConverter):
     """A path part that can be a tenant's name; everything else is a 404."""
 
@@ -75,11 +89,13 @@ class AdminRoutes:
         queue: JobQueue,
         tenants: TenantStore,
         dead: DeadJobs,
+        switches: SwitchBoard,
         begin_draining: Callable[[], None],
     ) -> None:
         self._queue = queue
         self._tenants = tenants
         self._dead = dead
+        self._switches = switches
         self._begin_draining = begin_draining
 
     def blueprint(self) -> Blueprint:
@@ -97,6 +113,8 @@ class AdminRoutes:
             ("/dead_jobs", self.list_dead, "GET"),
             (f"{dead_job}/retry", self.retry, "POST"),
             (dead_job, self.drop, "DELETE"),
+            ("/switches", self.list_switches, "GET"),
+            ("/switches/<switch_name:name>", self.flip, "PUT"),
             ("/drain", self.drain, "POST"),
         ):
             blueprint.add_url_rule(rule, view_func=view, methods=[method])
@@ -171,6 +189,21 @@ class AdminRoutes:
         _note("dead job dropped", job_id=job_id)
         return Response(status=204)
 
+    def list_switches(self) -> Response:
+        """Return every switch with its value; null is off."""
+        read_query()
+        known = self._switches.read()
+        data = [{"name": one.value, "value": known.get(one)} for one in Switch]
+        return jsonify(object="list", data=data)
+
+    def flip(self, name: str) -> Response:
+        """Set a switch or turn it off; all processes see it within two seconds."""
+        read_query()
+        body = validate(SwitchBody, read_object())
+        flip = self._switches.flip(Switch(name), body.value)
+        _note("switch flipped", switch=name, before=flip.before, now=flip.now)
+        return jsonify(name=name, value=flip.now)
+
     def drain(self) -> Response:
         """Let this API process take no new work, for good: it is about to be ended."""
         read_query()
@@ -192,7 +225,11 @@ class AdminRoutes:
 
 def set_up_admin(app: Flask, routes: AdminRoutes, admin_key: str, keyring: Keyring) -> None:
     """Make an application the admin's."""
-    app.url_map.converters |= {"tenant_name": TenantName, "job_id": JobId}
+    app.url_map.converters |= {
+        "tenant_name": TenantName,
+        "job_id": JobId,
+        "switch_name": SwitchName,
+    }
     guard_admin(app, admin_key, keyring)
     app.register_blueprint(routes.blueprint())
 
@@ -214,7 +251,7 @@ def guard_admin(app: Flask, admin_key: str, keyring: Keyring) -> None:
         raise RequestError(FailureCode.PERMISSION_DENIED, message)
 
 
-def _note(what: str, **fields: str) -> None:
+def _note(what: str, **fields: str | int | None) -> None:
     log.info(Event.ADMIN_ACTED, action=what, **fields)
 
 

@@ -52,6 +52,7 @@ from queueing.job_list import JobList
 from queueing.queue import JobQueue, QueueLimits
 from queueing.served_model import ServedModels
 from queueing.store import connect
+from queueing.switches import SwitchBoard
 from queueing.tenants import TenantStore
 from queueing.token_stream import TokenStreams
 from queueing.webhook_signature import WebhookSecret
@@ -149,7 +150,9 @@ def create_api(settings: Settings) -> Api:
     app.register_blueprint(webhook_secret_blueprint(_webhook_secret(settings)))
     app.register_blueprint(docs_blueprint(lambda: api_document(app)))
     dead = DeadJobs(client, queue, prefix=settings.key_prefix)
-    admin_routes = AdminRoutes(queue, tenants, dead, partial(_begin_draining, drain, waiters))
+    switches = SwitchBoard(client, prefix=settings.key_prefix)
+    end = partial(_begin_draining, drain, waiters)
+    admin_routes = AdminRoutes(queue, tenants, dead, switches, end)
     admin = _admin_app(settings, admin_routes, keyring, http, store)
     return Api(app, admin, drain, waiters, client)
 

@@ -185,6 +185,29 @@ def test_each_port_serves_its_own_routes_whatever_the_headers_say(redis_url, tmp
     assert spoofed.status_code == 401
 
 
+def test_a_switch_is_flipped_and_obeyed(admin, user):
+    bulk = {"prompt": "a", "priority": "bulk"}
+    before = user.post("/v1/jobs", json=bulk)
+    on = admin.put("/admin/switches/shed_bulk", json={"value": 1})
+    listed = admin.get("/admin/switches").json["data"]
+    shed = user.post("/v1/jobs", json=bulk)
+    off = admin.put("/admin/switches/shed_bulk", json={"value": None})
+    after = user.post("/v1/jobs", json=bulk)
+
+    assert (on.json["value"], off.json["value"]) == (1, None)
+    assert {"name": "shed_bulk", "value": 1} in listed
+    assert {"name": "max_tokens", "value": None} in listed
+    assert [before.status_code, shed.status_code, after.status_code] == [202, 429, 202]
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "status"),
+    [("gone", {"value": 1}, 404), ("max_tokens", {"value": 0}, 400), ("max_tokens", {}, 400)],
+)
+def test_a_switch_takes_what_it_can_mean(admin, name, body, status):
+    assert admin.put(f"/admin/switches/{name}", json=body).status_code == status
+
+
 def test_draining_refuses_new_work_and_readiness(admin, user):
     assert admin.post("/admin/drain").status_code == 204
 
