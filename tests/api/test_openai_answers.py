@@ -147,6 +147,7 @@ def test_a_stream_that_nobody_can_come_back_to_is_forgotten(api, post, worker):
     worker.complete("one two")
 
     assert text_of(events_of(answer.result())) == "one two"
+    answer.result().close()
     assert api.client.keys("*:stream") == []
 
 
