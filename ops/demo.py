@@ -317,7 +317,7 @@ def _say_goodbye(console: Console, seconds: float) -> None:
 
 def _print_logs(console: Console, logs: Path) -> None:
     for log in sorted(logs.glob("*.log")):
-        tail = log.read_text(errors="replace").splitlines()[-5:]
+        tail = log.read_text(errors="replace").splitlines()[-10:]
         console.print(f"[bold]{log.name}[/]")
         for line in tail:
             console.print(f"  {line[:400]}", markup=False)
