@@ -49,7 +49,7 @@ def run_jobs(cluster: Cluster, count: int) -> None:
 
 
 @pytest.mark.fault("F32")
-@pytest.mark.timeout(amount(quick=120, soak=1_800))
+@pytest.mark.timeout(amount(quick=120, soak=3_600))
 def test_after_many_jobs_everything_is_as_small_as_before(make_cluster):
     cluster = make_cluster(slots=64, result_ttl_s=1, record_ttl_s=1, idempotency_ttl_s=1)
     worker = cluster.start_worker(step_ms=0)

@@ -24,7 +24,7 @@ class Supervisor:
 
 
 @pytest.mark.fault("F22")
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(amount(quick=120, soak=1_800))
 @pytest.mark.parametrize("deed", [KILLS, EXITS, HANGS])
 def test_a_poison_job_dies_alone_after_three_losses(make_cluster, deed):
     cluster = make_cluster(watchdog_s=1.5)

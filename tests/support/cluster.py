@@ -20,6 +20,7 @@ from queueing.queue import JobQueue, QueueLimits
 from queueing.store import connect
 from tests.support.jobs import QUEUE
 from tests.support.ledger import Ledger
+from tests.support.load import amount
 from tests.support.server import RedisServer
 
 LEASE_S = 1.5
@@ -115,7 +116,7 @@ class Cluster:
 
     def wait_until(self, condition: Callable[[], object], limit_s: float = 30.0) -> None:
         """Return when the condition holds; a store that is away is asked again."""
-        until_s = monotonic() + limit_s
+        until_s = monotonic() + limit_s * amount(quick=1, soak=20)
         while not self._holds(condition):
             assert monotonic() < until_s, f"not within {limit_s} s:\n{self.describe()}"
             sleep(_POLL_S)
