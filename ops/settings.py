@@ -141,6 +141,10 @@ class Settings(BaseSettings):
     watchdog_s: float = Field(
         default=60.0, gt=0, description="A step that takes longer ends the process."
     )
+    task_events: bool = Field(
+        default=True,
+        description="Send Celery's events of each job: what Flower shows as it happens.",
+    )
     grace_s: float = Field(
         default=30.0, ge=0, description="SIGTERM: how long running jobs may still finish."
     )

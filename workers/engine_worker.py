@@ -78,7 +78,8 @@ def serve(model: LoadedModel, settings: Settings, name: str | None = None) -> in
     Drain(intake, settings.grace_s).install()
     if settings.metrics_port:
         start_http_server(settings.metrics_port, "127.0.0.1", registry)
-    celery_worker = app.Worker(pool=EnginePool, **worker_options(worker, settings.slots))
+    options = worker_options(worker, settings.slots) | {"task_events": settings.task_events}
+    celery_worker = app.Worker(pool=EnginePool, **options)
     observer.ready(is_ready=True)
     celery_worker.start()
     observer.ready(is_ready=False)

@@ -1,7 +1,8 @@
 """The queues a user would pick instead of ours, each doing the same nothing.
 
 `python queue_rivals.py NAME URL COUNT` submits COUNT jobs of 400 characters, starts one worker, and
-prints the seconds of the submits and those from the first job to the last. Imports nothing of ours.
+prints four numbers: the seconds of the submits and their processor time, the seconds from the first
+job to the last and the worker's processor time in them. Imports nothing of ours.
 """
 
 import subprocess
@@ -20,7 +21,8 @@ _URL, _COUNT = sys.argv[2], int(sys.argv[3])
 def note(number: int) -> None:
     """Be the job: do nothing, but let the first and the last one say when they ran."""
     if number in (0, _COUNT - 1):
-        redis.Redis.from_url(_URL).set(FIRST if number == 0 else LAST, repr(time.monotonic()))
+        now = f"{time.monotonic()} {time.process_time()}"
+        redis.Redis.from_url(_URL).set(FIRST if number == 0 else LAST, now)
 
 
 def celery_app() -> Any:
@@ -134,10 +136,10 @@ def main() -> None:
         work(name)
         return
     submit = submitters()[name]()
-    begun = time.monotonic()
+    begun, begun_cpu = time.monotonic(), time.process_time()
     for number in range(_COUNT):
         submit(number)
-    submit_s = time.monotonic() - begun
+    submit_s, submit_cpu_s = time.monotonic() - begun, time.process_time() - begun_cpu
     with subprocess.Popen(
         [sys.executable, *sys.argv, "work"],
         stdout=subprocess.DEVNULL,
@@ -147,9 +149,12 @@ def main() -> None:
         client = redis.Redis.from_url(_URL)
         while not client.exists(LAST):
             time.sleep(0.05)
-        drain_s = float(client.get(LAST) or 0) - float(client.get(FIRST) or 0)
+        (first_s, first_cpu_s), (last_s, last_cpu_s) = (
+            map(float, (client.get(key) or b"").split()) for key in (FIRST, LAST)
+        )
         worker.kill()
-    sys.stdout.write(f"{submit_s} {drain_s}\n")
+    measured = (submit_s, submit_cpu_s, last_s - first_s, last_cpu_s - first_cpu_s)
+    sys.stdout.write(" ".join(map(str, measured)) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import redis
 
 from ops.bench.noop_worker import MODEL
@@ -25,7 +26,6 @@ from queueing.job import Job, generate_queue, new_id
 from queueing.queue import JobQueue, QueueLimits
 from queueing.store import connect
 from queueing.wire import GenerateRequest, encode_request
-from workers.celery_config import make_celery
 
 RIVALS = Environment(
     "queues", ("celery[redis]==5.7.0", "rq==3.0.0", "dramatiq[redis]==2.2.1", "huey==3.5.4")
@@ -39,11 +39,17 @@ _QUEUE = generate_queue(MODEL)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One system's rates, in jobs a second; None where it does not apply."""
+    """One system: rates in jobs a second, and the microseconds of processor time a job takes.
+
+    None where it does not apply. Processor time is what stays true on a machine that others use.
+    """
 
     name: str
     submit: float | None
-    end_to_end: float | None
+    end_to_end: float | None = None
+    submit_us: float | None = None
+    worker_us: float | None = None
+    store_us: float | None = None
 
 
 def main() -> None:
@@ -52,35 +58,30 @@ def main() -> None:
     rows = [
         ours("promptmill, one call a job", count, batch=1),
         ours(f"promptmill, {_BATCH} jobs a call", count, batch=_BATCH),
-        ours_without_events("promptmill, without Celery's events", count),
+        ours("the same, without Celery's events", count, batch=_BATCH, TASK_EVENTS="false"),
         *(rival(name, count) for name in NAMES),
         *redis_alone(),
     ]
-    sys.stdout.write("| system | submit, jobs/s | end to end, jobs/s |\n| --- | ---: | ---: |\n")
+    sys.stdout.write(
+        "| system | submit, jobs/s | end to end, jobs/s | submit, us | worker, us | store, us |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: |\n"
+    )
     for row in rows:
-        sys.stdout.write(f"| {row.name} | {_rate(row.submit)} | {_rate(row.end_to_end)} |\n")
+        figures = (row.submit, row.end_to_end, row.submit_us, row.worker_us, row.store_us)
+        sys.stdout.write(f"| {row.name} | {' | '.join(map(_figure, figures))} |\n")
 
 
-def ours(name: str, count: int, *, batch: int) -> Row:
+def ours(name: str, count: int, *, batch: int, **settings: str) -> Row:
     """Measure our queue with our transport and pool, under real Celery."""
     with server() as url, connect(url) as client:
         queue = JobQueue(client, QueueLimits(max_queued_jobs=2 * count))
-        begun = time.monotonic()
+        begun, begun_cpu = time.monotonic(), time.process_time()
         submit(queue, count, batch)
-        submit_s = time.monotonic() - begun
-        with noop_worker(url):
-            return Row(name, count / submit_s, _rate_of_ends(queue, count))
-
-
-def ours_without_events(name: str, count: int) -> Row:
-    """Measure the same with Celery's events turned off, by Celery's own remote control."""
-    with server() as url, connect(url) as client, noop_worker(url):
-        queue = JobQueue(client, QueueLimits(max_queued_jobs=2 * count))
-        control = make_celery("bench", url).control
-        while not control.disable_events(reply=True, timeout=1):
-            time.sleep(0.1)
-        submit(queue, count, _BATCH)
-        return Row(name, None, _rate_of_ends(queue, count))
+        submit_s, submit_cpu_s = time.monotonic() - begun, time.process_time() - begun_cpu
+        with noop_worker(url, **settings) as worker:
+            rate, worker_us = _served(queue, worker, count)
+        submit_us = submit_cpu_s / count * 1e6
+        return Row(name, count / submit_s, rate, submit_us, worker_us, _store_us(client, count))
 
 
 def submit(queue: JobQueue, count: int, batch: int) -> None:
@@ -98,11 +99,19 @@ def rival(name: str, count: int) -> Row:
     """Measure one of the others."""
     python = ensure_environment(RIVALS, Path(".cache/bench"))
     script = Path(__file__).with_name("queue_rivals.py")
-    with server() as url:
+    with server() as url, connect(url) as client:
         command = [str(python), str(script), name, url, str(count)]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    submit_s, drain_s = map(float, output.split())
-    return Row(name, count / submit_s, count / drain_s)
+        store_us = _store_us(client, count)
+    submit_s, submit_cpu_s, drain_s, worker_cpu_s = map(float, output.split())
+    return Row(
+        name,
+        count / submit_s,
+        count / drain_s,
+        submit_cpu_s / count * 1e6,
+        worker_cpu_s / count * 1e6,
+        store_us,
+    )
 
 
 def redis_alone() -> Iterator[Row]:
@@ -115,7 +124,7 @@ def redis_alone() -> Iterator[Row]:
             port = url.rpartition(":")[2].partition("/")[0]
             options = ["-p", port, "-t", "lpush", "-n", "100000", "-P", pipelined, "--csv"]
             output = subprocess.run([program, *options], check=True, capture_output=True, text=True)
-            yield Row(name, float(output.stdout.splitlines()[-1].split(",")[1].strip('"')), None)
+            yield Row(name, float(output.stdout.splitlines()[-1].split(",")[1].strip('"')))
 
 
 @contextmanager
@@ -141,27 +150,39 @@ def server() -> Iterator[str]:
 
 
 @contextmanager
-def noop_worker(url: str) -> Iterator[None]:
+def noop_worker(url: str, **settings: str) -> Iterator[psutil.Process]:
     """Run one worker whose engine does nothing."""
+    named = {
+        "REDIS_URL": url,
+        "SLOTS": str(_SLOTS),
+        "COALESCE_MS": "0",  # there is no step that company would make cheaper
+        "LOG_LEVEL": "WARNING",
+        **settings,
+    }
     environment = {
         **os.environ,  # noqa: TID251  the worker is a child of this process
-        "PROMPTMILL_REDIS_URL": url,
-        "PROMPTMILL_SLOTS": str(_SLOTS),
-        "PROMPTMILL_COALESCE_MS": "0",  # there is no step that company would make cheaper
-        "PROMPTMILL_LOG_LEVEL": "WARNING",
+        **{f"PROMPTMILL_{name}": value for name, value in named.items()},
     }
     command = [sys.executable, "-m", "ops.bench.noop_worker"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
         try:
-            yield
+            yield psutil.Process(process.pid)
         finally:
             process.kill()
 
 
-def _rate_of_ends(queue: JobQueue, count: int) -> float:
+def _served(queue: JobQueue, worker: psutil.Process, count: int) -> tuple[float, float]:
+    """Return jobs a second from the first end to the last, and the worker's microseconds a job."""
     begun_s, before = _wait_for(queue, 1)
+    begun_cpu_s = sum(worker.cpu_times()[:2])
     ended_s, after = _wait_for(queue, count)
-    return (after - before) / (ended_s - begun_s)
+    cpu_s = sum(worker.cpu_times()[:2]) - begun_cpu_s
+    return (after - before) / (ended_s - begun_s), cpu_s / (after - before) * 1e6
+
+
+def _store_us(client: "redis.Redis", count: int) -> float:
+    usage = client.info("cpu")
+    return (float(usage["used_cpu_user"]) + float(usage["used_cpu_sys"])) / count * 1e6
 
 
 def _wait_for(queue: JobQueue, count: int) -> tuple[float, int]:
@@ -181,8 +202,8 @@ def _wait_until_it_answers(url: str) -> None:
                 return
 
 
-def _rate(rate: float | None) -> str:
-    return "" if rate is None else f"{rate:,.0f}"
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
 
 
 if __name__ == "__main__":
