@@ -4,7 +4,7 @@ Owns running a decoder one layer at a time over all text at once, so that a laye
 before the next one sees what comes out of it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -21,28 +21,20 @@ _CPU = torch.device("cpu")
 _BLOCK_SIZE = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """What a linear layer was given: its moments and each input's largest absolute value."""
-
-    moments: torch.Tensor  # [in, in], the sum of x x^T
-    largest: torch.Tensor  # [in]
-
-
 class WatchingKernels(ReferenceKernels):
     """Plain kernels that remember what each linear layer was last given."""
 
     def __init__(self) -> None:
         super().__init__(torch.float32, is_packed=False)
-        self._inputs: dict[int, Inputs] = {}
+        self._inputs: dict[int, torch.Tensor] = {}
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         """Return x @ weight.T + bias; every kind of product comes through here."""
-        self._inputs[id(weight)] = Inputs(x.T @ x, x.abs().amax(0))
+        self._inputs[id(weight)] = x
         return super().linear(x, weight)
 
-    def take_inputs(self, weight: Linear) -> Inputs:
-        """Return what a layer was given, and forget it."""
+    def take_inputs(self, weight: Linear) -> torch.Tensor:
+        """Return the rows a layer was given, and forget them."""
         return self._inputs.pop(id(weight))
 
     def forget(self) -> None:
@@ -67,8 +59,11 @@ class LayerwiseRun:
         )  # [T, M]
         self._runner = LayerRunner(self._kernels, config.norm_eps)
 
-    def watch(self, index: int) -> dict[Part, Inputs]:
-        """Run a layer as it is, leave the text where it was, and return what went where."""
+    def watch(self, index: int) -> dict[Part, torch.Tensor]:
+        """Run a layer as it is, leave the text where it was, and return what went where.
+
+        Rows of inputs, [T, in] float32.
+        """
         layer = self._builder.layer(index, self._ropes)
         self._runner.run(layer, self._residual.clone(), self._batch, self._cache)
         return {

@@ -10,7 +10,8 @@ are refused by name, before anything is opened; links may not lead out of the fo
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,14 @@ _DOCUMENT_SUFFIXES = frozenset({"", ".md", ".txt"})
 _QUANTISED_SUFFIXES = (".weight_int8", ".weight_int4", ".weight_scales")  # engine/quantised.py
 _MAX_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
 _DTYPE_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSizes:
+    """How much a model's weights are: numbers of any type, and quantised ones with their scales."""
+
+    num_plain: int
+    quantised_bytes: int
 
 
 class ForbiddenFileError(ModelFolderError):
@@ -136,12 +145,22 @@ def stored_dtype(weights: Iterable[Path]) -> str:
     Of a quantised model, that of the weights which are not.
     """
     elements: Counter[str] = Counter()
-    for path in weights:
-        elements.update(_count_elements(path))
+    for tensor in _stored_tensors(weights):
+        if not tensor.is_quantised:
+            elements[tensor.dtype] += tensor.num_elements
     if not elements:
         raise WeightsError("the weights files hold no tensors")
     dtype = elements.most_common(1)[0][0]
     return _DTYPE_NAMES.get(dtype, dtype.lower())
+
+
+def stored_sizes(weights: Iterable[Path]) -> StoredSizes:
+    """Count what the files hold."""
+    tensors = list(_stored_tensors(weights))
+    return StoredSizes(
+        num_plain=sum(tensor.num_elements for tensor in tensors if not tensor.is_quantised),
+        quantised_bytes=sum(tensor.size_bytes for tensor in tensors if tensor.is_quantised),
+    )
 
 
 def chat_template(paths: Mapping[str, Path]) -> str | None:
@@ -169,18 +188,41 @@ def _check_kind(path: Path, root: Path) -> None:
         )
 
 
-def _count_elements(path: Path) -> Counter[str]:
-    """Count elements by dtype from the table at the file's head (safetensors README, Format)."""
-    elements: Counter[str] = Counter()
+@dataclass(frozen=True, slots=True)
+class _StoredTensor:
+    """One line of the table at a file's head."""
+
+    dtype: str
+    num_elements: int
+    size_bytes: int
+    is_quantised: bool
+
+
+def _stored_tensors(weights: Iterable[Path]) -> Iterator[_StoredTensor]:
+    for path in weights:
+        for name, entry in _read_table(path).items():
+            try:
+                begin, end = (int(offset) for offset in entry["data_offsets"])
+                yield _StoredTensor(
+                    dtype=str(entry["dtype"]),
+                    num_elements=prod(int(size) for size in entry["shape"]),
+                    size_bytes=end - begin,
+                    is_quantised=name.endswith(_QUANTISED_SUFFIXES),
+                )
+            except (ValueError, KeyError, TypeError) as error:
+                raise WeightsError(f"{path.name}: not a safetensors header: {error}") from error
+
+
+def _read_table(path: Path) -> dict[str, Any]:
+    """Read the table at the file's head (safetensors README, Format)."""
     with path.open("rb") as stream:
         size_bytes = int.from_bytes(stream.read(8), "little")
         if not 2 <= size_bytes <= min(_MAX_HEADER_BYTES, path.stat().st_size - 8):
             raise WeightsError(f"{path.name}: not a safetensors file")
         try:
             header = json.loads(stream.read(size_bytes))
-            for name, tensor in header.items():
-                if name != "__metadata__" and not name.endswith(_QUANTISED_SUFFIXES):
-                    elements[str(tensor["dtype"])] += prod(int(size) for size in tensor["shape"])
-        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, RecursionError) as error:
             raise WeightsError(f"{path.name}: not a safetensors header: {error}") from error
-    return elements
+    if not isinstance(header, dict):
+        raise WeightsError(f"{path.name}: not a safetensors header: not an object")
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}

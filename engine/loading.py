@@ -15,7 +15,7 @@ from engine.blocks import BlockPool
 from engine.config import ComputeType, EngineConfig, KernelChoice
 from engine.engine import Engine, EngineFacts, EngineLimits
 from engine.errors import KernelsMissingError
-from engine.folder import readable_files, stored_dtype, weights_of
+from engine.folder import readable_files, stored_dtype, stored_sizes, weights_of
 from engine.kernels.native import NativeKernels, NativeModel
 from engine.kernels.native_library import find_library
 from engine.kernels.reference import ReferenceKernels, can_pack
@@ -41,7 +41,7 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     device = torch.device(config.device)
-    dtype = _compute_dtype(folder, config)
+    dtype = compute_dtype(folder, config)
     model = read_model_config(folder)
     max_context = min(config.max_context or model.max_context, model.max_context)
     memory = plan_memory(model, config, _weights_bytes(folder, model, dtype), dtype)
@@ -51,7 +51,7 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
         num_sequences=config.max_sequences,
         blocks_per_sequence=-(-max_context // config.block_size),
     )
-    kernels = _choose_kernels(config, dtype, device, sizes)
+    kernels = choose_kernels(config, dtype, device, sizes)
     weights = load_decoder_weights(folder, model, kernels, Placement(dtype, device, max_context))
     cache = KvCache(model, memory.num_blocks, config.block_size, dtype, device)
     buffers = StepBuffers(sizes, config.block_size, device)
@@ -88,9 +88,10 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
     )
 
 
-def _choose_kernels(
+def choose_kernels(
     config: EngineConfig, dtype: torch.dtype, device: torch.device, sizes: StepSizes
 ) -> NativeKernels | ReferenceKernels:
+    """Take compiled kernels where there are some, unless others are asked for."""
     found = None if config.kernels is KernelChoice.REFERENCE else find_library()
     if found is not None and device.type == "cpu":
         return NativeKernels(*found, dtype, sizes, torch.get_num_threads())
@@ -99,7 +100,8 @@ def _choose_kernels(
     return ReferenceKernels(dtype, is_packed=can_pack(device))
 
 
-def _compute_dtype(folder: Path, config: EngineConfig) -> torch.dtype:
+def compute_dtype(folder: Path, config: EngineConfig) -> torch.dtype:
+    """Return the type of activations, cache and all weights that are not quantised."""
     if config.dtype is not ComputeType.AUTO:
         return _DTYPES[config.dtype]
     stored = stored_dtype(weights_of(readable_files(folder)))
@@ -108,11 +110,9 @@ def _compute_dtype(folder: Path, config: EngineConfig) -> torch.dtype:
 
 def _weights_bytes(folder: Path, model: ModelConfig, dtype: torch.dtype) -> int:
     """Count the weights as they will be held; a tied embedding is also packed as the head."""
-    paths = weights_of(readable_files(folder))
-    stored_itemsize: int = getattr(torch, stored_dtype(paths)).itemsize
-    stored_bytes = sum(path.stat().st_size for path in paths)
+    sizes = stored_sizes(weights_of(readable_files(folder)))
     head_values = model.vocab_size * model.hidden_size if model.ties_embeddings else 0
-    return stored_bytes * dtype.itemsize // stored_itemsize + head_values * dtype.itemsize
+    return (sizes.num_plain + head_values) * dtype.itemsize + sizes.quantised_bytes
 
 
 def _weights_digest(folder: Path) -> bytes:

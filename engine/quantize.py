@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from engine.calibration import Inputs, LayerwiseRun
+from engine.calibration import LayerwiseRun
 from engine.errors import UnsupportedModelError
 from engine.folder import CONFIG_NAME, WEIGHTS_INDEX_NAME, read_config, readable_files, weights_of
 from engine.model import stored_linear
@@ -115,19 +115,20 @@ class _Layer:
 
 def _round_layer(
     tensors: LayerTensors,
-    inputs: Mapping[Part, Inputs],
+    inputs: Mapping[Part, torch.Tensor],
     quantisation: Quantisation,
     config: ModelConfig,
 ) -> dict[Part, QuantisedWeight]:
     """Round a layer's weights; for int8, smooth all its tensors first."""
     match quantisation.scheme:
         case Scheme.INT8:
-            smooth(tensors, {part: seen.largest for part, seen in inputs.items()}, config)
+            largest = {part: rows.abs().amax(0) for part, rows in inputs.items()}
+            smooth(tensors, largest, config)
             return {part: round_int8(weight) for part, weight in tensors.linears.items()}
         case Scheme.INT4:
             assert quantisation.group_size is not None, "int4 has groups"
             return {
-                part: round_int4(weight, inputs[part].moments, quantisation.group_size)
+                part: round_int4(weight, inputs[part], quantisation.group_size)
                 for part, weight in tensors.linears.items()
             }
 

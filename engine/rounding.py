@@ -2,8 +2,7 @@
 
 int8: each output's largest value becomes 127. int4: GPTQ (Frantar et al. 2022), by columns from the
 one whose input is strongest to the weakest; the error of each is made up for by those not yet
-rounded. Which inputs there are is told by their moments, the sum of x x^T over typical rows. Owns
-no files and no model.
+rounded. Which inputs there are is told by typical rows of them. Owns no files and no model.
 """
 
 import torch
@@ -25,8 +24,9 @@ def round_int8(weight: torch.Tensor) -> QuantisedWeight:
     return QuantisedWeight(Scheme.INT8, values, scales, weight.shape[1])
 
 
-def round_int4(weight: torch.Tensor, moments: torch.Tensor, group_size: int) -> QuantisedWeight:
-    """Round in groups of inputs, given the inputs' moments [in, in]."""
+def round_int4(weight: torch.Tensor, rows: torch.Tensor, group_size: int) -> QuantisedWeight:
+    """Round in groups of inputs, given typical rows of inputs, [T, in]."""
+    moments = rows.T @ rows  # [in, in]
     strength = moments.diagonal()
     scales = _choose_scales(weight, strength, group_size)  # [out, groups] bfloat16
     steps = spread_scales(scales, group_size, weight.shape[1])  # [out, in]

@@ -1,0 +1,50 @@
+"""Perplexity of model folders on a fixed text: `python -m ops.bench.perplexity FOLDER ...`.
+
+Owns the text: ops/bench/sample.txt was written for this project, so no model has been trained on
+it. It is read in windows of 512 tokens. The first folder is what the others are compared with.
+"""
+
+from pathlib import Path
+
+import click
+
+from engine.config import ComputeType, EngineConfig, KernelChoice
+from engine.folder import readable_files, weights_of
+from engine.perplexity import TextScorer
+from engine.tokenizer import Tokenizer
+
+_SAMPLE = Path(__file__).parent / "sample.txt"
+_WINDOW_TOKENS = 512
+
+
+def sample_windows(folder: Path) -> list[list[int]]:
+    """Cut the sample, as the folder's tokenizer reads it; a rest of one token says nothing."""
+    token_ids = Tokenizer.load(folder).encode(_SAMPLE.read_text(encoding="utf-8"))
+    starts = range(0, len(token_ids) - 1, _WINDOW_TOKENS)
+    return [token_ids[start : start + _WINDOW_TOKENS] for start in starts]
+
+
+def measure(folder: Path, config: EngineConfig) -> float:
+    """Return a folder's perplexity on the sample."""
+    return TextScorer(folder, config, _WINDOW_TOKENS).perplexity(sample_windows(folder))
+
+
+@click.command()
+@click.argument("folders", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--dtype", type=click.Choice([*ComputeType]), default=ComputeType.AUTO)
+@click.option("--kernels", type=click.Choice([*KernelChoice]), default=KernelChoice.AUTO)
+def main(folders: tuple[Path, ...], dtype: str, kernels: str) -> None:
+    """Compare the perplexity of model folders with that of the first."""
+    config = EngineConfig(dtype=ComputeType(dtype), kernels=KernelChoice(kernels))
+    click.echo(f"{'folder':40}  {'MiB':>6}  perplexity  change")
+    first = None
+    for folder in folders:
+        perplexity = measure(folder, config)
+        first = first or perplexity
+        size = sum(path.stat().st_size for path in weights_of(readable_files(folder))) >> 20
+        change = 100 * (perplexity / first - 1)
+        click.echo(f"{folder.name:40}  {size:6}  {perplexity:10.3f}  {change:+.2f}%")
+
+
+if __name__ == "__main__":
+    main()
