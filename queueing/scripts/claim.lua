@@ -17,6 +17,10 @@ local function is_suspect(id)
   return max_losses > 1 and tonumber(redis.call('HGET', job_key(id), 'losses')) >= max_losses - 1
 end
 
+local function is_late(id)
+  return tonumber(redis.call('HGET', job_key(id), 'deadline_ms') or 'inf') <= NOW
+end
+
 local function answer(id)
   local job = redis.call('HMGET', job_key(id), 'fence', 'priority', 'tenant', 'due_ms', 'arrival_ms', 'deadline_ms',
     'losses', 'attempts')
@@ -115,7 +119,9 @@ local credit = tonumber(redis.call('HGET', share_key(queue), 'credit') or '0')
 if redis.call('EXISTS', leases_key(queue)) == 0 then redis.call('HDEL', load_key(queue), 'window_ms', 'window_tokens') end
 while #claims < limit do
   local id, priority, credit_after, service = choose(credit)
-  if not id then break end
+  -- More may be late than one call ends. Those left must not be handed out; they are ended a call at a time.
+  if id and is_late(id) and expire_late(queue, 64) > 0 then id, priority, credit_after, service = choose(credit) end
+  if not id or is_late(id) then break end
   local is_alone = is_suspect(id)
   is_blocked = is_alone and num_held + #claims > 0
   if is_blocked then break end

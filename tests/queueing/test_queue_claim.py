@@ -64,6 +64,16 @@ def test_a_late_job_expires_at_claim_and_is_never_handed_out(queue, clock):
     assert state_of(queue, "job_late") is JobState.EXPIRED
 
 
+def test_however_many_are_late_none_is_handed_out(queue, clock):
+    enqueue(queue, *[a_job(deadline_s=5.0) for _ in range(300)], a_job("job_fine"))
+    clock.advance(5_001)
+
+    claims = [claim for _ in range(5) for claim in queue.claim(QUEUE, "w1", 9)]
+
+    assert ids_of(claims) == ["job_fine"]
+    assert queue.totals(QUEUE)["expired"] == 300
+
+
 def test_an_expired_job_says_where_it_was(queue, clock, client):
     enqueue(queue, a_job("job_late", deadline_s=5.0))
     clock.advance(5_001)
