@@ -176,8 +176,9 @@ def _dequantise_int4(weight: Linear) -> torch.Tensor:
 def _multiply_int8(x: torch.Tensor, weight: Linear, scales: torch.Tensor) -> torch.Tensor:
     """Multiply in whole numbers: rows by their own scales, columns by the weight's."""
     rows = x.float()
-    row_scales = rows.abs().amax(-1, keepdim=True) / 127
-    inverse = torch.where(row_scales > 0, 127 / rows.abs().amax(-1, keepdim=True), 0.0)
+    largest = rows.abs().amax(-1, keepdim=True)
+    row_scales = largest / 127
+    inverse = torch.where(largest > 0, torch.full_like(largest, 127) / largest, 0.0)
     quantised = (rows * inverse).round()
     exact = quantised.double() @ weight.data.double().T  # sums of bytes exceed float32's integers
     product = exact.float() * (row_scales * scales)
