@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from ops.logs import Event
 from queueing.errors import StoreUnavailable
 from queueing.job import JANITOR_QUEUE, JobState
 from tests.support.jobs import QUEUE, a_job, enqueue, state_of
@@ -30,20 +31,23 @@ def scheduler(cluster):
 
 
 @pytest.fixture
-def start_beat(cluster):
-    """Return a way to start a beat as a process; it is gone after the test."""
+def start_beat(cluster, tmp_path):
+    """Return a way to start a beat as a process, once it has swept; it is gone after the test."""
     started = []
 
     def start():
-        process = subprocess.Popen(
-            [sys.executable, "-m", "ops.cli", "beat"],
-            env={"PATH": os.defpath, "PROMPTMILL_REDIS_URL": cluster.server.url},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        log = tmp_path / f"beat-{len(started)}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "ops.cli", "beat"],
+                env={"PATH": os.defpath, "PROMPTMILL_REDIS_URL": cluster.server.url},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
         started.append(process)
+        cluster.wait_until(lambda: Event.JANITOR_RAN in log.read_text())
         return process
 
     yield start
@@ -60,12 +64,12 @@ def test_beats_end_what_is_late_where_no_worker_lives(cluster, start_beat):
     enqueue(cluster.queue, a_job("late", deadline_s=0.001))
 
     beats = [start_beat() for _ in range(2)]
-    cluster.wait_until(lambda: state_of(cluster.queue, "late") is JobState.EXPIRED)
 
+    assert state_of(cluster.queue, "late") is JobState.EXPIRED
+    assert cluster.queue.totals(QUEUE)["expired"] == 1
     for beat in beats:
         beat.send_signal(signal.SIGTERM)
     assert [beat.wait(20) for beat in beats] == [0, 0]
-    assert cluster.queue.totals(QUEUE)["expired"] == 1
 
 
 def test_a_beat_sweeps_at_its_start(scheduler):
