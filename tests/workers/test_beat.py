@@ -33,7 +33,7 @@ def scheduler(cluster):
 @pytest.fixture
 def start_beat(cluster, tmp_path):
     """Return a way to start a beat as a process, once it has swept; it is gone after the test."""
-    started = []
+    started: list[subprocess.Popen[bytes]] = []
 
     def start():
         log = tmp_path / f"beat-{len(started)}.log"
