@@ -76,7 +76,7 @@ URGENT_BELL = Key("urgent_bell", "queue:{queue}:{priority}:bell")
 # nothing is ready.
 SERVED = Key("served", "queue:{queue}:{priority}:served")
 # hash: credit (tokens the overdue share may spend), service:<p> (the service level a returning
-# tenant starts at).
+# tenant starts at), isolator (the worker that sees to suspects), isolator_until_ms.
 SHARE = Key("share", "queue:{queue}:share")
 # hash: bytes (what live jobs hold and have room reserved for), cost:<p> (tokens of live jobs),
 # pressure, share, share_ms, share_credit (see enqueue.lua), wait_p95_ms (see claim.lua), window_ms,

@@ -7,7 +7,8 @@
 -- Order: the highest priority with work; in it the tenant with the least service; of that tenant the earliest due time.
 -- One eighth of the service, in tokens, goes to whatever is most overdue in any priority.
 -- A job that one more loss would make dead is suspected of killing its workers: it goes alone to a worker that holds
--- nothing, and when its turn has come a worker that holds something gets nothing more until it is idle.
+-- nothing. One worker at a time sees to them: when a suspect's turn has come it gets nothing more until it is idle. All
+-- others pass suspects over and go on.
 local queue, worker, limit, max_level = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local num_held, call = tonumber(ARGV[7]), ARGV[8]
 local OVERDUE_SHARE = 8
@@ -62,13 +63,35 @@ local function lease(id, priority)
   count(queue, 'claimed')
 end
 
+-- The worker that sees to suspects has to come again within a lease to stay it.
+local function sees_to_suspects()
+  local isolator = redis.call('HMGET', share_key(queue), 'isolator', 'isolator_until_ms')
+  if isolator[1] and isolator[1] ~= worker and tonumber(isolator[2]) > NOW then return false end
+  redis.call('HSET', share_key(queue), 'isolator', worker, 'isolator_until_ms', int(NOW + LIMITS.lease_ms))
+  return true
+end
+
+-- How many tenants, and jobs of each, are looked through for one that is no suspect.
+local MAX_PASSED_OVER = 64
+local passes_over = false
+
+local function first_of(priority, tenant)
+  local id = redis.call('ZRANGE', tenant_ready_key(queue, priority, tenant), 0, 0)[1]
+  if not is_suspect(id) or (not passes_over and sees_to_suspects()) then return id end
+  passes_over = true
+  for _, other in ipairs(redis.call('ZRANGE', tenant_ready_key(queue, priority, tenant), 1, MAX_PASSED_OVER)) do
+    if not is_suspect(other) then return other end
+  end
+end
+
 local function first_ready()
   for level = 0, max_level do
     local priority = PRIORITIES[level + 1]
-    local tenant = redis.call('ZRANGE', tenants_key(queue, priority), 0, 0, 'WITHSCORES')
-    if tenant[1] then
-      local id = redis.call('ZRANGE', tenant_ready_key(queue, priority, tenant[1]), 0, 0)[1]
-      return id, priority, tenant[2]
+    for index = 0, MAX_PASSED_OVER do
+      local tenant = redis.call('ZRANGE', tenants_key(queue, priority), index, index, 'WITHSCORES')
+      if not tenant[1] then break end
+      local id = first_of(priority, tenant[1])
+      if id then return id, priority, tenant[2] end
     end
   end
 end
@@ -78,7 +101,8 @@ local function most_overdue()
   for level = 0, max_level do
     local priority = PRIORITIES[level + 1]
     local head = redis.call('ZRANGE', ready_key(queue, priority), 0, 0, 'WITHSCORES')
-    if head[1] and tonumber(head[2]) < NOW and (not found_due or tonumber(head[2]) < found_due) then
+    local is_overdue = head[1] and tonumber(head[2]) < NOW and not (passes_over and is_suspect(head[1]))
+    if is_overdue and (not found_due or tonumber(head[2]) < found_due) then
       found_id, found_priority, found_due = head[1], priority, tonumber(head[2])
     end
   end
@@ -138,8 +162,9 @@ if #claims > 0 then
     redis.call('SET', claimed_key(worker, queue), call .. ' ' .. table.concat(leased, ' '), 'PX', LIMITS.lease_ms)
   end
 end
--- A worker that is blocked would answer its own ring, again and again; it claims when it is idle.
-for _, priority in ipairs(is_blocked and {} or PRIORITIES) do
+-- A worker that waits to be idle, or passed over all that is left, would answer its own ring, again and again.
+local rings_in_vain = is_blocked or (passes_over and #claims < limit)
+for _, priority in ipairs(rings_in_vain and {} or PRIORITIES) do
   if redis.call('EXISTS', ready_key(queue, priority)) == 1 then ring(queue, priority) end
 end
 return claims

@@ -224,6 +224,27 @@ def test_work_more_urgent_than_a_suspect_goes_on(queue, clock):
     assert ids_of(claims) == ["job_urgent"]
 
 
+def test_other_workers_pass_suspects_over_and_go_on(queue, clock):
+    enqueue(queue, a_job("job_suspect"))
+    lose_first(queue, clock, times=2)
+    enqueue(queue, *[a_job(f"job_{number}") for number in range(3)])
+    queue.claim(QUEUE, "isolator", 9, call=ClaimCall(held=1))
+
+    claims = queue.claim(QUEUE, "other", 9, call=ClaimCall(held=1))
+
+    assert ids_of(claims) == ["job_0", "job_1", "job_2"]
+    assert ids_of(queue.claim(QUEUE, "isolator", 9)) == ["job_suspect"]
+
+
+def test_the_suspects_of_a_worker_that_is_gone_are_seen_to_by_another(queue, clock):
+    enqueue(queue, a_job("job_suspect"))
+    lose_first(queue, clock, times=2)
+    queue.claim(QUEUE, "isolator", 9, call=ClaimCall(held=1))
+    clock.advance(LEASE_MS)
+
+    assert ids_of(queue.claim(QUEUE, "other", 9)) == ["job_suspect"]
+
+
 def test_after_one_loss_a_job_is_no_suspect(queue, clock):
     enqueue(queue, a_job("job_a"), a_job("job_b"))
     lose_first(queue, clock, times=1)
