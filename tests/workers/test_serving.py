@@ -4,6 +4,8 @@ import queue
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.grammar import Grammars
 from ops.settings import Settings
@@ -11,6 +13,7 @@ from queueing.job import Claim, Lease, Priority
 from tests.support.fake_engine import byte_tokenizer, expected_text, fake_engine
 from tests.support.jobs import QUEUE
 from tests.support.ledger import a_prompt_job
+from tests.support.load import amount
 from workers.running import prepare
 from workers.serving import Event, Late, Refused, ServingLoop, Stepped
 
@@ -137,6 +140,20 @@ def test_a_deadline_in_the_middle_ends_the_job_within_one_step():
 
     assert last == Late(job.tag)
     assert len(steps) <= 4
+    assert bench.free_blocks() == 64
+
+
+@pytest.mark.fault("F23")
+@settings(max_examples=amount(quick=15, soak=300), deadline=None)
+@given(step_ms=st.integers(1, 5), deadline_ms=st.integers(0, 25))
+def test_at_any_speed_at_most_one_step_goes_to_a_job_past_its_deadline(step_ms, deadline_ms):
+    bench = Bench(step_s=step_ms / 1000)
+    job = bench.submit(max_tokens=50, deadline_s=deadline_ms / 1000)
+
+    *steps, last = bench.turns(deadline_ms // step_ms + 3)
+
+    assert last == Late(job.tag)
+    assert len(steps) <= deadline_ms / step_ms + 1
     assert bench.free_blocks() == 64
 
 
