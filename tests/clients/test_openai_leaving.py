@@ -95,6 +95,7 @@ def test_many_callers_who_leave_anywhere_leave_no_block_behind(live, ask, since)
     for number in range(num_callers):
         live.cluster.wait_until(lambda: live.cluster.num_running() < PLACES)
         connection = ask(stream=True, messages=[{"role": "user", "content": f"no. {number}"}])
+        live.cluster.wait_until(lambda: since("claimed") > number)  # noqa: B023  it is called here
         connection.settimeout(10)
         for _ in range(rng.randrange(1, 12)):
             connection.recv(rng.randrange(1, 200))
