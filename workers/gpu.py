@@ -32,16 +32,25 @@ def run_engine_worker(settings: Settings, folder: Path, name: str | None = None)
 
 
 def _engine_config(settings: Settings) -> EngineConfig:
-    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return EngineConfig(
         block_size=settings.block_size,
         num_blocks=settings.kv_blocks,
-        memory_budget_bytes=round(settings.memory_fraction * free_bytes),
+        memory_budget_bytes=round(settings.memory_fraction * _available_bytes()),
         max_sequences=settings.slots,
         max_step_tokens=settings.step_tokens,
         dtype=ComputeType(settings.dtype),
         num_threads=settings.engine_threads,
     )
+
+
+def _available_bytes() -> int:
+    """Return the memory that can be had; on Linux the page cache counts, since it gives way."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _warm_up(model: LoadedModel) -> None:
