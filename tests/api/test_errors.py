@@ -58,9 +58,9 @@ def test_the_name_of_the_scheme_is_taken_in_any_case(api):
     assert api.app.test_client().get("/v1/models", headers=headers).status_code == 200
 
 
-def test_only_health_and_metrics_are_open(api):
+def test_only_health_metrics_and_documentation_are_open(api):
     client = api.app.test_client()
-    paths = {"/livez", "/readyz", "/metrics"}
+    paths = {"/livez", "/readyz", "/metrics", "/docs", "/openapi.json"}
 
     rules = {rule.rule for rule in api.app.url_map.iter_rules()}
     closed = {rule: client.get(re.sub("<.*?>", new_id("job_"), rule)) for rule in rules - paths}

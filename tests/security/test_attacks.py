@@ -8,6 +8,10 @@ import random
 
 import pytest
 
+from api.app import create_api
+from ops.settings import Settings
+from tests.api.conftest import API_KEY
+
 HUGE = 10**9
 NUMBERS = {
     "max_tokens": [HUGE, -1, 0, 1.5, True, "16", [], 2**63, -(2**63)],
@@ -50,6 +54,28 @@ UNREADABLE = {
     "half an object": b'{"prompt":',
     "more than an object": b'{"prompt":"x"}{}',
 }
+
+
+@pytest.fixture(scope="module")
+def api(redis_server, tiny_folder, tmp_path_factory):
+    """Return one API for all attacks: what is refused leaves nothing."""
+    settings = {
+        "redis_url": redis_server.url,
+        "models": [tiny_folder],
+        "data_dir": tmp_path_factory.mktemp("data"),
+        "api_key": API_KEY,
+        "max_body_bytes": 65_536,
+    }
+    api = create_api(Settings.model_validate(settings))
+    yield api
+    api.close()
+
+
+@pytest.fixture(scope="module")
+def client(api):
+    client = api.app.test_client()
+    client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {API_KEY}"
+    return client
 
 
 def values_of(table):
