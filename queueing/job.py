@@ -84,12 +84,20 @@ class Priority(StrEnum):
     @property
     def level(self) -> int:
         """0 is the most urgent."""
-        return list(Priority).index(self)
+        return _LEVELS[self]
 
     @property
     def patience_ms(self) -> int:
         """How long such a job may wait before it counts as overdue."""
-        return {Priority.REALTIME: 1_000, Priority.STANDARD: 30_000, Priority.BULK: 3_600_000}[self]
+        return _PATIENCE_MS[self]
+
+
+_LEVELS = {priority: level for level, priority in enumerate(Priority)}
+_PATIENCE_MS = {
+    Priority.REALTIME: 1_000,
+    Priority.STANDARD: 30_000,
+    Priority.BULK: 3_600_000,
+}
 
 
 class JobState(StrEnum):
