@@ -91,10 +91,11 @@ class ModelFile:
 class Manifest:
     """One immutable version of a model, as kept in manifest.json beside its files.
 
-    `dtype` is that of the stored weights. `context_length` counts prompt and generated tokens
-    together. `tokenizer_sha256` is of tokenizer.json, `chat_template_sha256` of the template's
-    text; a model without a template takes plain prompts only. `dependencies` are the package
-    versions that the folder was made or registered with.
+    `dtype` is that of the stored weights, and `quantisation` says how linear layers are rounded,
+    "int8" or "int4 in groups of 32"; None if they are not. `context_length` counts prompt and
+    generated tokens together. `tokenizer_sha256` is of tokenizer.json, `chat_template_sha256` of
+    the template's text; a model without a template takes plain prompts only. `dependencies` are the
+    package versions that the folder was made or registered with.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -112,6 +113,7 @@ class Manifest:
     chat_template_sha256: str | None
     files: tuple[ModelFile, ...]
     dependencies: dict[str, str]
+    quantisation: str | None = None
 
     @property
     def digest(self) -> str:
@@ -150,6 +152,7 @@ def describe(folder: Path, provenance: Provenance) -> Manifest:
         chat_template_sha256=None if template is None else _sha256(template),
         files=files,
         dependencies=provenance.dependencies or _serving_versions(),
+        quantisation=_quantisation(config),
     )
 
 
@@ -205,6 +208,18 @@ def _architecture(config: dict[str, Any]) -> str:
             return architecture
         case _:
             raise MalformedFileError(CONFIG_NAME, "architectures must name exactly one")
+
+
+def _quantisation(config: dict[str, Any]) -> str | None:
+    match config.get("quantization_config"):
+        case None:
+            return None
+        case {"scheme": str(scheme), "group_size": None}:
+            return scheme
+        case {"scheme": str(scheme), "group_size": int(group_size)}:
+            return f"{scheme} in groups of {group_size}"
+        case _:
+            raise MalformedFileError(CONFIG_NAME, "quantization_config is not one of ours")
 
 
 def _positive_integer(config: dict[str, Any], key: str) -> int:

@@ -16,6 +16,7 @@ from ops.jobs_cli import batch, cancel, status, submit
 from ops.keys_cli import keys
 from ops.one_line_errors import OneLineErrors
 from ops.openapi_cli import openapi
+from ops.quantize_cli import quantize
 from ops.settings import Settings
 from ops.switch_cli import switch
 from ops.webhooks_cli import webhooks
@@ -29,7 +30,7 @@ def main() -> None:
     """Asynchronous LLM jobs on your own machines. Settings come from PROMPTMILL_* variables."""
 
 
-for command in (submit, status, cancel, batch, admin, keys, openapi, switch, webhooks):
+for command in (submit, status, cancel, batch, admin, keys, openapi, quantize, switch, webhooks):
     main.add_command(command)
 
 

@@ -31,8 +31,8 @@ def measure(folder: Path, config: EngineConfig) -> float:
 
 @click.command()
 @click.argument("folders", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--dtype", type=click.Choice([*ComputeType]), default=ComputeType.AUTO)
-@click.option("--kernels", type=click.Choice([*KernelChoice]), default=KernelChoice.AUTO)
+@click.option("--dtype", type=click.Choice([one.value for one in ComputeType]), default="auto")
+@click.option("--kernels", type=click.Choice([one.value for one in KernelChoice]), default="auto")
 def main(folders: tuple[Path, ...], dtype: str, kernels: str) -> None:
     """Compare the perplexity of model folders with that of the first."""
     config = EngineConfig(dtype=ComputeType(dtype), kernels=KernelChoice(kernels))

@@ -1,0 +1,52 @@
+import pytest
+from click.testing import CliRunner
+
+from engine.registry import Provenance, load_manifest, verify, write_manifest
+from ops.quantize_cli import quantize
+from tests.support.tiny_model import write_tiny_model
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = write_tiny_model(tmp_path / "tiny")
+    write_manifest(folder, Provenance("tiny", licence="Apache-2.0"))
+    return folder
+
+
+def run(*arguments):
+    return CliRunner().invoke(quantize, [str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize(
+    ("options", "quantisation"),
+    [
+        (["--scheme", "int8"], "int8"),
+        (["--scheme", "int4", "--group-size", "128"], "int4 in groups of 128"),
+    ],
+)
+def test_a_quantised_copy_says_in_its_manifest_what_it_is(folder, tmp_path, options, quantisation):
+    result = run(folder, "-o", tmp_path / "copy", "--texts=4", "--text-tokens=24", *options)
+
+    assert result.exit_code == 0, result.output
+    manifest = load_manifest(tmp_path / "copy")
+    verify(tmp_path / "copy", manifest)
+    assert manifest.quantisation == quantisation
+    assert (manifest.dtype, manifest.licence) == ("float32", "Apache-2.0")
+    assert "tiny" in manifest.source
+
+
+def test_a_folder_that_is_there_is_not_touched(folder):
+    result = run(folder, "-o", folder, "--scheme", "int8")
+
+    assert result.exit_code == 1
+    assert "exists already" in result.output
+
+
+def test_a_changed_folder_is_not_quantised(folder, tmp_path):
+    (folder / "tokenizer_config.json").write_text("{}")
+
+    result = run(folder, "-o", tmp_path / "copy", "--scheme", "int8")
+
+    assert result.exit_code == 1
+    assert "changed" in result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
