@@ -41,10 +41,13 @@ class KvCache:
         heads = (num_blocks, config.num_kv_heads)
         key_shape = (*heads, config.head_dim // packing, block_size, packing)
         value_shape = (*heads, block_size // packing, config.head_dim, packing)
+        # On a CPU the kernel hands out zeroed pages when they are first touched, so a block costs
+        # memory from its first use on; elsewhere garbage could be a NaN that masking does not hide.
+        allocate = torch.empty if device.type == "cpu" else torch.zeros
         self.layers = tuple(
             LayerCache(
-                torch.zeros(key_shape, dtype=dtype, device=device),
-                torch.zeros(value_shape, dtype=dtype, device=device),
+                allocate(key_shape, dtype=dtype, device=device),
+                allocate(value_shape, dtype=dtype, device=device),
             )
             for _ in range(config.num_layers)
         )

@@ -127,7 +127,7 @@ class Settings(BaseSettings):
         default=None, ge=1, description="KV blocks to allocate; from the memory budget if unset."
     )
     memory_fraction: float = Field(
-        default=0.5, gt=0, le=0.95, description="Share of free memory the engine may take."
+        default=0.25, gt=0, le=0.95, description="Share of free memory the engine may take."
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="Type of weights and KV cache; auto takes the folder's."
