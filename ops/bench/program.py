@@ -105,8 +105,11 @@ def _run(program: Program, task: Any) -> tuple[dict[str, Any], int]:
             cwd=_REPOSITORY,
             stdout=subprocess.DEVNULL,
         )
-        _, status, usage = wait4(process.pid, 0)
-        process.returncode = waitstatus_to_exitcode(status)
+        try:
+            _, status, usage = wait4(process.pid, 0)
+            process.returncode = waitstatus_to_exitcode(status)
+        finally:
+            process.kill()  # has no effect on one that has ended
         if process.returncode != 0:
             raise click.ClickException(f"{program.module} ended with {process.returncode}")
         return json.loads(outcome_file.read_text(encoding="utf-8")), usage.ru_maxrss * 1024
