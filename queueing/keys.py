@@ -40,7 +40,7 @@ class Key:
 
 
 # hash, until record_ttl_s after the end. queue tenant priority state arrival_ms due_ms deadline_ms?
-# not_before_ms? cost bytes max_losses? fence losses attempts worker? first_claim_ms? claimed_ms?
+# cost weight? bytes max_losses? fence losses attempts worker? first_claim_ms? claimed_ms?
 # finished_ms? finished_fence? code? stage? stages? webhook? metadata? batch? line? custom_id?
 # silent? validate_ms; of a delivery: endpoint? event? event_id? replayed_as?
 JOB = Key("job", "job:{id}")

@@ -1,7 +1,7 @@
 -- Lease up to `limit` jobs to a worker, most urgent first, after taking back what was lost and ending what is late.
 -- allow-oom: a full store must drain.
--- ARGV[3] queue, ARGV[4] worker, ARGV[5] limit, ARGV[6] least urgent priority level that may be claimed (0 realtime .. 2)
--- ARGV[7] how many claims the worker holds, ARGV[8] id of this call or '': a repeat of the last one gets its answer again
+-- ARGV[3] queue, ARGV[4] worker, ARGV[5] limit, ARGV[6] least urgent priority that may be claimed, 0 realtime .. 2
+-- ARGV[7] how many claims the worker holds, ARGV[8] id of this call or '': a repeat of the last call gets its answer
 -- Reply: list of {id, fence, request, priority, tenant, due_ms, arrival_ms, now_ms, deadline_ms or '', losses, attempts,
 --   1 when it must run alone}
 -- Order: the highest priority with work; in it the tenant with the least service; of that tenant the earliest due time.
@@ -140,7 +140,9 @@ claims = {}
 local leased, is_blocked = {}, false
 local credit = tonumber(redis.call('HGET', share_key(queue), 'credit') or '0')
 -- Work begins again: the window over which the speed is measured holds no idle time.
-if redis.call('EXISTS', leases_key(queue)) == 0 then redis.call('HDEL', load_key(queue), 'window_ms', 'window_tokens') end
+if redis.call('EXISTS', leases_key(queue)) == 0 then
+  redis.call('HDEL', load_key(queue), 'window_ms', 'window_tokens')
+end
 while #claims < limit do
   local id, priority, credit_after, service = choose(credit)
   -- More may be late than one call ends. Those left must not be handed out; they are ended a call at a time.
