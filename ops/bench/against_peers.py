@@ -14,7 +14,7 @@ import click
 from ops.bench.bench import Bench, Row
 from ops.bench.concurrency import CONCURRENCIES, requests_for
 from ops.bench.equality import count_equal, full_precision_answers
-from ops.bench.peers import PLOT, Contender, ours
+from ops.bench.peers import PLOT, Contender, ours, ours_int8
 from ops.bench.tables import COMPARISON_HEAD, comparison_cells, table
 from ops.bench.venvs import ensure_environment
 
@@ -24,7 +24,7 @@ _OURS = ("bfloat16", "float32")
 def peers_section(bench: Bench, peers: list[Contender], repeats: int) -> str:
     """Measure every engine in turn; return the table."""
     reference = full_precision_answers(bench)
-    contenders = [*(ours(dtype) for dtype in _OURS), *peers]
+    contenders = [*(ours(dtype) for dtype in _OURS), ours_int8(), *peers]
     rows = bench.compare(contenders, repeats)
     limits = {dtype: _limit_rates(bench, dtype)[CONCURRENCIES.index(32)] for dtype in _OURS}
     described = [

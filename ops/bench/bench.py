@@ -3,6 +3,7 @@
 Owns where environments lie and how a contender becomes a program. Knows no section of the report.
 """
 
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,7 +66,8 @@ class Bench:
             python = ensure_environment(contender.environment, self.folder)
         program = Program(python, contender.module, contender.variables)
         chosen = requests[:: contender.stride]
-        task = Task(str(self.model), chosen, contender.in_flight, dict(contender.settings))
+        model = str(self._model_of(contender))
+        task = Task(model, chosen, contender.in_flight, dict(contender.settings))
         finished = self.laboratory.run(program, task)
         return Run(Outcome(**finished.outcome), finished.peak_memory_bytes)
 
@@ -94,6 +96,18 @@ class Bench:
         program = Program(Path(sys.executable), f"ops.bench.{module}")
         task = Task(str(self.model), requests, in_flight, settings)
         return self.laboratory.run(program, task).outcome
+
+    def _model_of(self, contender: Contender) -> Path:
+        """Return the model's folder, or that of its quantised copy, which is made once."""
+        if contender.scheme is None:
+            return self.model
+        copy = self.folder / f"{self.model.name}-{contender.scheme}"
+        if not copy.exists():
+            quantize = [sys.executable, "-m", "ops.cli", "quantize", str(self.model)]
+            subprocess.run(
+                [*quantize, "--scheme", contender.scheme, "--out", str(copy)], check=True
+            )
+        return copy
 
 
 def tokenised(model: Path, limit: int | None) -> list[TokenRequest]:

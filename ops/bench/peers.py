@@ -38,6 +38,7 @@ class Contender:
 
     With a stride, it runs only every so many requests: its rate does not depend on how many.
     `computes_in` names the type its rate is compared with the limit of, where that says anything.
+    `scheme` is what our own quantised copy of the model is made by, for those that run one.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Contender:
     in_flight: int = 32
     stride: int = 1
     computes_in: str | None = None
+    scheme: str | None = None
 
 
 def ours(dtype: str, in_flight: int = 32) -> Contender:
@@ -55,6 +57,12 @@ def ours(dtype: str, in_flight: int = 32) -> Contender:
     name = f"promptmill {dtype}, {in_flight} in flight"
     settings = {"dtype": dtype}
     return Contender(name, "ops.bench.ours", settings, in_flight=in_flight, computes_in=dtype)
+
+
+def ours_int8() -> Contender:
+    """Return our engine on int8 weights and activations, with 32 in flight."""
+    name = "promptmill int8, 32 in flight"
+    return Contender(name, "ops.bench.ours", {"dtype": "bfloat16"}, scheme="int8")
 
 
 def transformers_alone(dtype: str, environment: Environment | None = None) -> Contender:
