@@ -8,19 +8,22 @@ import pytest
 import torch
 import transformers
 
-from engine.config import ComputeType, EngineConfig
+from engine.config import ComputeType, EngineConfig, KernelChoice
 from engine.loading import load_engine
 from engine.sequence import SamplingParams, Sequence
 from tests.support.tiny_model import write_tiny_model
 
 ORACLE = json.loads((Path(__file__).parent / "oracle.json").read_text(encoding="utf-8"))
 
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
 # Where transformers' own best token leads by less, the order of a sum may decide.
 SMALLEST_MARGIN = 1e-4
 
 
 def a_config(**changes):
-    return replace(EngineConfig(dtype=ComputeType.FLOAT32, max_sequences=32), **changes)
+    settings = EngineConfig(dtype=ComputeType.FLOAT32, max_sequences=32, num_threads=2)
+    return replace(settings, **changes)
 
 
 def sequences_of(answers):
@@ -74,7 +77,19 @@ def test_a_mixed_batch_is_answered_as_transformers_does(load, run_all):
 
     completions = run_all(engine, sequences_of(answers))
 
-    report("in a batch", count_close_calls(completions, answers))
+    report(f"in a batch on {engine.facts.kernels} kernels", count_close_calls(completions, answers))
+
+
+@pytest.mark.real_model
+@pytest.mark.timeout(240)
+def test_without_compiled_kernels_answers_are_transformers_too(load, run_all):
+    # One thread: torch's own waits for each other at every operation, and stall on a busy machine.
+    engine = load(kernels=KernelChoice.REFERENCE, num_threads=1)
+    answers = ORACLE["answers"][::3]
+
+    completions = run_all(engine, sequences_of(answers))
+
+    report(f"in a batch on {engine.facts.kernels} kernels", count_close_calls(completions, answers))
 
 
 @pytest.mark.real_model
@@ -172,8 +187,9 @@ def test_random_llamas_answer_as_in_transformers(tmp_path, run_all, settings):
         {"prefix_caching": False},
         {"block_size": 2, "num_blocks": 200},
         {"dtype": ComputeType.AUTO},
+        {"kernels": KernelChoice.REFERENCE},
     ],
-    ids=["alone", "chunked", "preempted", "uncached", "small-blocks", "stored-type"],
+    ids=["alone", "chunked", "preempted", "uncached", "small-blocks", "stored-type", "plain"],
 )
 def test_an_answer_does_not_depend_on_how_it_is_run(tiny_folder, run_all, how):
     together = our_answers(load_engine(tiny_folder, a_config(num_blocks=64)), run_all)
