@@ -12,7 +12,7 @@ CONVERTED := $(MODEL)/manifest.json
 CODE := api engine ops queueing workers tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup model check fix lint types contracts spelling unit bench soak bench-depth bench-peers lock lock-check clean
+.PHONY: help demo test setup kernels model check fix lint types contracts spelling unit bench soak bench-depth bench-peers lock lock-check clean
 
 help: ## List what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do \
@@ -24,7 +24,10 @@ demo: setup ## Show the whole system at work on the real model, from nothing
 test: setup lint types contracts spelling ## Run all checks and the whole test suite
 	$(RUN) -m pytest
 
-setup: $(INSTALLED) $(CONVERTED) ## Install into .venv and get the model
+setup: $(INSTALLED) kernels $(CONVERTED) ## Install into .venv, compile the kernels and get the model
+
+kernels: $(INSTALLED) ## Compile the engine's kernels for this processor; without a compiler it does without
+	@$(RUN) -m engine.build
 
 model: $(CONVERTED) ## Fetch and convert the demonstration model (93 MB)
 
@@ -70,7 +73,7 @@ lock-check: $(INSTALLED) ## Resolve the lock that is not installed here
 
 clean: ## Remove all that make has made here
 	rm -rf $(VENV) .cache .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis \
-		.import_linter_cache *.egg-info build dist
+		.import_linter_cache *.egg-info build dist engine/kernels/native/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PACKAGES): ops/install.sh ops/locks/cpu.lock ops/locks/cuda.lock

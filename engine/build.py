@@ -25,8 +25,11 @@ def main(*, builds_all: bool) -> None:
         click.echo("no C++ compiler: the engine will run on plain PyTorch, several times slower")
         return
     variants = fitting_variants() if builds_all else fitting_variants()[:1]
-    for variant in variants:
-        compile_variant(compiler, variant)
+    try:
+        for variant in variants:
+            compile_variant(compiler, variant)
+    except subprocess.CalledProcessError as error:
+        click.echo(f"{compiler} failed ({error.returncode}): the engine will run on plain PyTorch")
 
 
 def compile_variant(compiler: str, variant: Variant) -> None:

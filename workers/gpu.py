@@ -1,5 +1,6 @@
 """Composition root of an engine worker on a model folder: checks it, loads it, warms it up."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -27,7 +28,15 @@ def run_engine_worker(settings: Settings, folder: Path, name: str | None = None)
     engine = load_engine(folder, _engine_config(settings))
     model = LoadedModel(manifest.name, engine, tokenizer)
     _warm_up(model)
-    log.info(Event.MODEL_LOADED, model=model.name, num_blocks=engine.capacity().total_blocks)
+    gc.collect()
+    gc.freeze()  # what a model is made of lives as long as the process: never look through it again
+    log.info(
+        Event.MODEL_LOADED,
+        model=model.name,
+        num_blocks=engine.capacity().total_blocks,
+        kernels=engine.facts.kernels,
+        dtype=engine.facts.dtype,
+    )
     return serve(model, settings, name)
 
 
