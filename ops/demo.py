@@ -50,7 +50,7 @@ _PROMPTS = (
     ("bulk", 48, "What makes a good team?"),
 )
 _BATCH = (
-    ("capital-1", {"messages": [{"role": "user", "content": "What is the capital of Italy?"}]}),
+    ("capital-1", {"messages": [{"role": "user", "content": "What is the capital of France?"}]}),
     ("capital-2", {"messages": [{"role": "user", "content": "What is the capital of Japan?"}]}),
     ("bad-line", {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": -1}),
     ("capital-3", {"messages": [{"role": "user", "content": "What is the capital of Egypt?"}]}),
