@@ -47,6 +47,8 @@ from workers.webhooks import RetrySchedule, WebhookDeliverer
 
 Work = Callable[[Lease, str], None]
 
+_OTHER_CONNECTIONS = 16  # claims, renewals, and what is left between two calls
+
 
 class CpuTasks:
     """Runs one leased job a call and lets go of its lease.
@@ -87,7 +89,7 @@ def run_cpu_worker(settings: Settings, name: str | None = None) -> int:
     configure_logging("cpu", settings.log_level)
     worker = f"{name or 'cpu'}@{socket.gethostname()}"
     limits = QueueLimits(**settings.queue_limits())
-    client = connect(settings.redis_url)
+    client = connect(settings.redis_url, max_connections=settings.cpu_slots + _OTHER_CONNECTIONS)
     jobs = JobQueue(client, limits, prefix=settings.key_prefix)
     intake = Intake(jobs, f"{worker}.{secrets.token_hex(4)}", slots=settings.cpu_slots)
     registry = new_registry()
