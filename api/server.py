@@ -98,6 +98,8 @@ class DrainingWorker(GatheringWorker):
 
     def _drain(self, signal_number: int, frame: FrameType | None) -> None:
         self.wsgi.begin_draining()
+        # Answers end their connections from now on, so that nobody sends into one as it is closed.
+        self.max_keepalived = 0
         stop = partial(self.method_queue.defer, super().handle_exit, signal_number, frame)
         notice = Timer(_NOTICE_S, stop)
         notice.daemon = True

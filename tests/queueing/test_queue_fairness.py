@@ -133,12 +133,19 @@ def test_claiming_among_very_many_costs_little_more_than_among_a_thousand(make_q
 
 
 def claim_cost_us(queue, client, more):
-    """Add jobs and return the server's time for one claim, by its own statistics."""
+    """Add jobs and return the server's time for one claim, by its own statistics.
+
+    The best of several batches: what else the machine does can only add to it.
+    """
     for begin in range(0, more, 1_000):
         queue.enqueue_many(
             [a_job(tenant=f"t{n % 10}", cost=10) for n in range(begin, min(begin + 1_000, more))]
         )
+    return min(cost_of_claims_us(queue, client) for _ in range(10))
+
+
+def cost_of_claims_us(queue, client):
     client.config_resetstat()
-    for _ in range(100):
+    for _ in range(20):
         claim_one(queue)
     return client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"]
