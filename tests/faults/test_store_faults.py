@@ -124,7 +124,10 @@ def test_a_store_that_hangs_past_the_leases_loses_nothing(make_cluster, chance):
 
 @pytest.mark.fault("F7")
 @pytest.mark.timeout(amount(quick=90, soak=600))
-def test_a_slow_store_whose_replies_break_off_loses_nothing(cluster, proxy):
+def test_a_slow_store_whose_replies_break_off_loses_nothing(make_cluster, proxy_to):
+    # A lease has to outlast a reconnect or two, as the default of 15 s does.
+    cluster = make_cluster(lease_s=10.0, renew_s=2.0)
+    proxy = proxy_to(cluster)
     worker = cluster.start_worker(redis_url=proxy.url, step_ms=5)
     cluster.wait_until(lambda: "ready" in worker.log)
     proxy.set_weather(Weather(delay_s=(0.005, amount(quick=0.05, soak=0.25)), reset_share=0.05))
