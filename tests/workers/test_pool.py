@@ -230,4 +230,6 @@ def test_a_lost_lease_stops_the_work_on_its_job(make_cluster, control_of):
 
     control = control_of(cluster)
     cluster.wait_until(lambda: asked(control, "active") == [])
+    following = cluster.ledger.submit(cluster.queue, "what follows", 3)
+    cluster.wait_until(lambda: state_of(cluster.queue, following) is JobState.COMPLETED)
     assert cluster.drain(worker) == 0
