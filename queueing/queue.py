@@ -227,7 +227,9 @@ class JobQueue:
     def get_many(self, job_ids: Sequence[str], tenant: str) -> list[JobRecord | None]:
         """Return what is known of several jobs, each as `get` does."""
         with translated_errors():
-            pipeline = self._client.pipeline(transaction=True)
+            # No transaction: a full Redis 7 refuses even reads in one. The record comes first, so a
+            # job that ends between the two is told as it was before.
+            pipeline = self._client.pipeline(transaction=False)
             for job_id in job_ids:
                 pipeline.hgetall(keys.JOB.of(self._prefix, id=job_id))
                 pipeline.get(keys.RESULT.of(self._prefix, id=job_id))
@@ -431,6 +433,6 @@ def _record_of(job_id: str, fields: dict[str, str], result: str | None) -> JobRe
         webhook_url=fields.get("webhook"),
         metadata=fields.get("metadata"),
         stages=stages,
-        result=wire.decode_result(result) if result else None,
+        result=wire.decode_result(result) if result and state.is_terminal else None,
         result_expired=state.is_terminal and result is None,
     )

@@ -6,6 +6,7 @@ is a failure.
 """
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,12 @@ from tests.support.server import RedisServer, embedded_binary, system_binary
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DEMO_MODEL = REPOSITORY / ".cache" / "models" / "SmolLM2-135M-Instruct"
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C reach the processes of tests, also when the suite itself runs in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
