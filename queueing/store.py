@@ -22,7 +22,7 @@ _SCRIPTS = Path(__file__).with_name("scripts")
 
 
 def connect(
-    url: str, *, connect_timeout_s: float = 1.0, timeout_s: float = 5.0, max_connections: int = 64
+    url: str, *, connect_timeout_s: float = 1.0, timeout_s: float = 5.0, max_connections: int = 256
 ) -> "redis.Redis":
     """Return a client that gives up instead of hanging. Nothing is sent until its first command."""
     client: redis.Redis = redis.Redis.from_url(

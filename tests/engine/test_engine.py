@@ -113,7 +113,8 @@ def test_the_cache_takes_what_the_memory_budget_leaves(tiny_folder):
     memory = engine.facts.memory
     assert memory is not None
     block_bytes = 2 * 2 * 2 * 16 * 16 * 4  # K and V, layers, heads, head size, tokens, float32
-    assert memory.weights_bytes == (tiny_folder / "model.safetensors").stat().st_size
+    file_bytes = (tiny_folder / "model.safetensors").stat().st_size
+    assert 0.9 * file_bytes < memory.weights_bytes < file_bytes  # the file has a header too
     assert memory.cache_bytes == engine.limits.num_blocks * block_bytes
     spent = memory.weights_bytes + memory.activation_bytes + memory.reserved_bytes
     assert budget - block_bytes < spent + memory.cache_bytes <= budget

@@ -44,16 +44,12 @@ BAD_BEHAVIOURS = {
     "protocol": speaks_no_http,
 }
 GOOD_BEHAVIOURS = {"drip": drips_body, "flood": floods_body, "bomb": sends_a_gzip_bomb}
-THEN_WELL = [
-    pytest.param(answers_in_turn(behaviour, answers(200)), id=name)
-    for name, behaviour in BAD_BEHAVIOURS.items()
-]
 
 
 @pytest.mark.fault("F25")
-@pytest.mark.parametrize("behaviour", THEN_WELL)
+@pytest.mark.parametrize("behaviour", BAD_BEHAVIOURS.values(), ids=BAD_BEHAVIOURS)
 def test_an_event_outlives_every_failure_of_its_receiver(redis_url, behaviour):
-    with receiver(behaviour) as server:
+    with receiver(answers_in_turn(behaviour, answers(200))) as server:
         bench = DeliveryBench(redis_url, [server.port], timeout_s=1.5, schedule_s=SCHEDULE_S)
         event_id = bench.end_a_job(server.url())
 
