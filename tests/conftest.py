@@ -20,7 +20,7 @@ DEMO_MODEL = REPOSITORY / ".cache" / "models" / "SmolLM2-135M-Instruct"
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C reach the processes of tests, also when the suite itself runs in the background."""
+    """Let Ctrl-C reach the processes of tests, also when the suite runs in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
