@@ -16,6 +16,7 @@ from tests.support.waiting import wait_until
 
 FOREVER = "echo up; exec sleep 1000"
 MORTAL = "echo lived; exit 3"
+SUPERVISED = "TEST_SUPERVISED"
 WAITING = "while :; do sleep 0.02; done"
 STUBBORN = f"trap 'echo asked' TERM; echo up; {WAITING}"
 
@@ -69,11 +70,19 @@ def run_alone(tmp_path):
 
 
 def a_child(name: str, script: str, grace_s: float = 10.0, **environment: str) -> Child:
-    return Child(name, ["sh", "-c", script], environment, grace_s)
+    return Child(name, ["sh", "-c", script], {SUPERVISED: name, **environment}, grace_s)
 
 
 def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    """Return the supervised processes that live: servers that other tests keep are not ours."""
+    return [child for child in psutil.Process().children(recursive=True) if is_supervised(child)]
+
+
+def is_supervised(process: psutil.Process) -> bool:
+    try:
+        return SUPERVISED in process.environ()
+    except psutil.NoSuchProcess:  # it ended since, or is a zombie
+        return False
 
 
 def fail_half_way(folder: Path) -> None:
