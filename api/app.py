@@ -32,7 +32,7 @@ from api.openapi import openapi_document
 from api.operations import OPERATIONS
 from api.queue_metrics import QueueScrape, QueueTotals
 from api.requests import ObjectId, observe_requests
-from api.submission import Submission
+from api.submission import JobWebhooks, Submission
 from api.tenant import tenant_blueprint
 from api.waiters import Waiters
 from api.webhook_metrics import WebhookBacklog
@@ -122,7 +122,9 @@ def create_api(settings: Settings) -> Api:
     waiters = Waiters(client, channels, settings.api_max_waiters)
     tenants = TenantStore(client, prefix=settings.key_prefix)
     rates = TenantRates(Admission(client, prefix=settings.key_prefix))
-    submission = Submission(queue, rates, _url_policy(settings), drain, http, jobs)
+    webhook_secret = _webhook_secret(settings)
+    webhooks = JobWebhooks(_url_policy(settings), has_secret=webhook_secret is not None)
+    submission = Submission(queue, rates, webhooks, drain, http, jobs)
     scrape = QueueScrape(queue, models.names, QueueMetrics(registry), store)
     QueueTotals(queue, models.names, registry)
     WebhookBacklog(queue, registry)
@@ -147,7 +149,7 @@ def create_api(settings: Settings) -> Api:
     app.register_blueprint(_file_routes(settings, client, drain).blueprint())
     app.register_blueprint(_batch_routes(settings, client, drain).blueprint())
     app.register_blueprint(_webhook_routes(settings, client, waiters).blueprint())
-    app.register_blueprint(webhook_secret_blueprint(_webhook_secret(settings)))
+    app.register_blueprint(webhook_secret_blueprint(webhook_secret))
     app.register_blueprint(docs_blueprint(lambda: api_document(app)))
     dead = DeadJobs(client, queue, prefix=settings.key_prefix)
     switches = SwitchBoard(client, prefix=settings.key_prefix)

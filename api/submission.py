@@ -13,7 +13,7 @@ from api.drain import Drain, DrainingError
 from api.limits import RateLimited, TenantRates
 from ops.logs import Event
 from ops.metrics import HttpMetrics, JobMetrics
-from queueing.errors import QueueFull, QueueShed, StoreUnavailable
+from queueing.errors import FailureCode, QueueFull, QueueShed, RequestError, StoreUnavailable
 from queueing.job import Enqueued, Idempotency, Job, Priority, generate_queue, new_id
 from queueing.queue import JobQueue
 from queueing.served_model import SizedRequest
@@ -44,6 +44,28 @@ class JobOptions:
     validate_ms: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class JobWebhooks:
+    """Where the URLs that jobs name may lead, and whether there is a secret to sign with."""
+
+    policy: UrlPolicy
+    has_secret: bool
+
+    def check(self, url: str) -> None:
+        """Raise RequestError unless a job may name this URL.
+
+        Without a secret every delivery would be given up, days after the job was accepted.
+        """
+        check_webhook_url(url, self.policy)
+        if not self.has_secret:
+            raise RequestError(
+                FailureCode.WEBHOOKS_NOT_CONFIGURED,
+                "this installation has no PROMPTMILL_WEBHOOK_SECRET to sign a job's webhook with;"
+                " register an endpoint, which has a secret of its own, or ask the operator",
+                "webhook_url",
+            )
+
+
 class Submission:
     """Puts jobs into the queue. Thread-safe."""
 
@@ -51,14 +73,14 @@ class Submission:
         self,
         queue: JobQueue,
         rates: TenantRates,
-        url_policy: UrlPolicy,
+        webhooks: JobWebhooks,
         drain: Drain,
         http: HttpMetrics,
         jobs: JobMetrics,
     ) -> None:
         self._queue = queue
         self._rates = rates
-        self._url_policy = url_policy
+        self._webhooks = webhooks
         self._drain = drain
         self._http = http
         self._jobs = jobs
@@ -71,7 +93,7 @@ class Submission:
         tenant.check_model(sized.request.model)
         tenant.check_priority(options.priority)
         if options.webhook_url is not None:
-            check_webhook_url(options.webhook_url, self._url_policy)
+            self._webhooks.check(options.webhook_url)
         job = _job_of(tenant, sized, options)
         try:
             self._drain.refuse_new_work()

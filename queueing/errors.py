@@ -56,6 +56,7 @@ class FailureCode(StrEnum):
     WEBHOOK_UNDELIVERABLE = "webhook_undeliverable"
     INVALID_WEBHOOK_URL = "invalid_webhook_url"
     WEBHOOK_URL_NOT_ALLOWED = "webhook_url_not_allowed"
+    WEBHOOKS_NOT_CONFIGURED = "webhooks_not_configured"
 
 
 class PromptmillError(Exception):

@@ -16,6 +16,7 @@ FORM = {
     "url": "https://hooks.example.com/in",
     "event_types": ["job.completed", "batch.completed"],
 }
+HOOKED = {"prompt": "a", "webhook_url": "https://hooks.example.com/in"}
 UNKNOWN = "whep_" + "0" * 22
 UNKNOWN_DELIVERY = "dlv_" + "0" * 22
 
@@ -310,6 +311,36 @@ def test_a_tenant_is_told_what_signs_its_jobs_webhooks(settings):
 
     api.close()
     assert answer.json == {"object": "webhook_secret", "signing_secret": secret}
+
+
+def test_a_job_names_a_receiver_where_there_is_a_secret_to_sign_with(settings):
+    secret = SecretStr(WebhookSecret.generate().text)
+    api = create_api(settings.model_copy(update={"webhook_secret": secret}))
+    client = api.app.test_client()
+
+    answer = client.post("/v1/jobs", json=HOOKED, headers={"Authorization": f"Bearer {API_KEY}"})
+
+    api.close()
+    assert answer.status_code == 202
+
+
+def test_without_a_secret_a_job_that_names_a_receiver_is_refused_by_name(client, api):
+    answer = client.post("/v1/jobs", json=HOOKED)
+
+    assert error_of(answer) == (400, "webhooks_not_configured", "webhook_url")
+    assert "PROMPTMILL_WEBHOOK_SECRET" in answer.json["error"]["message"]
+    assert api.client.keys("*job:*") == []
+
+
+def test_a_url_that_is_wrong_anyway_is_told_first(client):
+    answer = client.post("/v1/jobs", json=HOOKED | {"webhook_url": "https://10.0.0.1/"})
+
+    assert error_of(answer) == (400, "webhook_url_not_allowed", "webhook_url")
+
+
+def test_an_endpoint_needs_no_secret_of_the_installation(client, endpoint):
+    assert client.get("/v1/webhook_secret").status_code == 404
+    assert endpoint["enabled"] is True
 
 
 def test_without_a_secret_there_is_none_to_tell(client):
