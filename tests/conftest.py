@@ -1,4 +1,5 @@
-"""What every test may ask for: the demonstration model's folder and a real Redis-compatible server.
+"""What every test may ask for: the demonstration model's folder, a real Redis-compatible server,
+clusters of real workers.
 
 PROMPTMILL_TEST_MODEL names another model folder, PROMPTMILL_TEST_REDIS_BINARY another server. With
 CI=true the tests on a server run on both the embedded one and the distribution's, and its absence
@@ -7,12 +8,14 @@ is a failure.
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
+from tests.support.cluster import Cluster
 from tests.support.server import RedisServer, embedded_binary, system_binary
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -59,6 +62,21 @@ def redis_url(redis_server: RedisServer) -> str:
         client.flushall()
         client.script_flush()
     return redis_server.url
+
+
+@pytest.fixture
+def make_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """Return a way to start a cluster with other settings; it is gone after the test."""
+    clusters: list[Cluster] = []
+
+    def make(**settings: Any) -> Cluster:
+        cluster = Cluster(tmp_path / f"cluster-{len(clusters)}", embedded_binary(), **settings)
+        clusters.append(cluster)
+        return cluster
+
+    yield make
+    for cluster in clusters:
+        cluster.stop()
 
 
 def _server_binaries() -> dict[str, Path]:

@@ -1,15 +1,13 @@
-"""Clusters for fault tests, one source of chance, and the table of rows against results."""
+"""A cluster for each fault test, one source of chance, and the table of rows against results."""
 
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.proxy import FaultProxy
-from tests.support.server import embedded_binary
 
 _ROW = "fault"
 
@@ -18,21 +16,6 @@ _ROW = "fault"
 def chance(request: pytest.FixtureRequest) -> random.Random:
     """Return the source of every random choice, from the seed that is printed at the start."""
     return random.Random(request.config.getoption("randomly_seed"))
-
-
-@pytest.fixture
-def make_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    """Return a way to start a cluster with other settings; it is gone after the test."""
-    clusters: list[Cluster] = []
-
-    def make(**settings: Any) -> Cluster:
-        cluster = Cluster(tmp_path / f"cluster-{len(clusters)}", embedded_binary(), **settings)
-        clusters.append(cluster)
-        return cluster
-
-    yield make
-    for cluster in clusters:
-        cluster.stop()
 
 
 @pytest.fixture
