@@ -56,17 +56,29 @@ inline void pack(const uint32_t* weight, int num_out, int num_in_words, bool is_
   }
 }
 
+// Below this many rows the processor's own prefetching keeps up.
+constexpr int kRowsWorthFetching = 4;
+constexpr int kLineBytes = 64;
+
+// Memory that is wanted soon, and how many bytes of it to fetch with each word of a tile.
+struct Ahead {
+  const char* at;
+  int step;
+};
+
 // The results go to memory only at the end: as long as the loops below are unrolled, the sums
 // themselves stay in registers, however large the code is that uses the results.
 template <class Element, int kRows>
 inline void multiply_tile(const uint32_t* x, size_t stride, const uint32_t* panel, int num_words,
-                          typename Element::Sum (&results)[kRows][kVectors]) {
+                          Ahead ahead, typename Element::Sum (&results)[kRows][kVectors]) {
   typename Element::Sum sums[kRows][kVectors];
 #pragma GCC unroll 12
   for (int row = 0; row < kRows; ++row) {
     for (int part = 0; part < kVectors; ++part) sums[row][part] = typename Element::Sum{};
   }
-  for (int word = 0; word < num_words; ++word, panel += kPanel) {
+  for (int word = 0; word < num_words; ++word, panel += kPanel, ahead.at += ahead.step) {
+    __builtin_prefetch(ahead.at);
+    if (ahead.step > kLineBytes) __builtin_prefetch(ahead.at + kLineBytes);
     Words columns[kVectors];
     for (int part = 0; part < kVectors; ++part) columns[part] = load_words(panel + part * kLanes);
 #pragma GCC unroll 12
@@ -83,11 +95,23 @@ inline void multiply_tile(const uint32_t* x, size_t stride, const uint32_t* pane
   }
 }
 
-// The words of one panel, and how many there are for each row and column.
+// The words of one panel, how many there are for each row and column, and what is read after them.
+//
+// With few rows a panel takes about as long to come from memory as to compute with. The first tile
+// would wait for all of it and the others find it in cache; so each fetches its part of the next.
 struct Panel {
   const uint32_t* words;
   int num_in_words;
   int index;
+  int num_rows;
+  const uint32_t* next;  // null: nothing is fetched
+
+  Ahead ahead(int first_row, int num_tile_rows) const {
+    if (next == nullptr) return {reinterpret_cast<const char*>(words), 0};
+    const int64_t row_bytes = kPanel * sizeof(uint32_t);
+    return {reinterpret_cast<const char*>(next) + num_in_words * row_bytes * first_row / num_rows,
+            static_cast<int>(row_bytes * num_tile_rows / num_rows)};
+  }
 };
 
 // Compute num_rows rows of one panel, kRows at a time; what is left goes to smaller tiles.
@@ -98,7 +122,7 @@ void multiply_rows(const uint32_t* x, const Panel& panel, int first_row, int num
   for (; num_rows >= kRows; num_rows -= kRows, first_row += kRows) {
     typename Element::Sum results[kRows][kVectors];
     multiply_tile<Element, kRows>(x + first_row * stride, stride, panel.words, panel.num_in_words,
-                                  results);
+                                  panel.ahead(first_row, kRows), results);
 #pragma GCC unroll 1
     for (int row = 0; row < kRows; ++row) sink(first_row + row, panel.index, results[row]);
   }
@@ -134,11 +158,17 @@ void multiply(Pool& pool, const void* x, const PackedWeight& weight, int num_row
   if (num_rows == 0) return;
   const int num_panels = ceil_div(weight.num_out, kPanel);
   const int height = ceil_div(num_rows, ceil_div(num_rows, kTile));
+  const auto words_of = [&](int index) {
+    return weight.words + size_t(index) * weight.num_in_words * kPanel;
+  };
   pool.share(ceil_div(num_panels, grain), [&](int task, int) {
     const int end = std::min(num_panels, (task + 1) * grain);
     for (int index = task * grain; index < end; ++index) {
-      const Panel panel{weight.words + size_t(index) * weight.num_in_words * kPanel,
-                        weight.num_in_words, index};
+      // Threads take tasks in turn, so this one's next is probably the one after the others'.
+      const int next = index + 1 < end ? index + 1 : (task + pool.num_threads()) * grain;
+      const bool is_fetched = next < num_panels && height >= kRowsWorthFetching;
+      const Panel panel{words_of(index), weight.num_in_words, index, num_rows,
+                        is_fetched ? words_of(next) : nullptr};
       multiply_evenly<Element, kTile>(static_cast<const uint32_t*>(x), panel, num_rows, height,
                                       sink);
     }
@@ -183,8 +213,8 @@ void multiply_halves(Pool& pool, const void* x, const PackedWeight& weight, int 
     const int end = std::min(num_panels, (task + 1) * grain);
     for (int index = task * grain; index < end; ++index) {
       dequantise_panel<Element>(weight, index, words.get());
-      multiply_evenly<Element, kTile>(static_cast<const uint32_t*>(x),
-                                      Panel{words.get(), num_words, index}, num_rows, height,
+      const Panel panel{words.get(), num_words, index, num_rows, nullptr};
+      multiply_evenly<Element, kTile>(static_cast<const uint32_t*>(x), panel, num_rows, height,
                                       sink);
     }
   });
