@@ -1,14 +1,15 @@
-"""Engine: sequences in, tokens out, one step at a time.
+"""Engine: sequences in, tokens and vectors out, one step at a time.
 
 Owns the order of one step and what it reports. All methods belong to the one thread that steps,
 except `capacity`, which any thread may call. Must not know text, queues or why a sequence exists.
-Must not import torch either: what is computed, and on which device, comes in as a runner and a
-sampler.
+Must not import torch either: what is computed, and on which device, comes in as a runner, a sampler
+and a pooler.
 """
 
 import time
+from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from engine.errors import (
@@ -33,15 +34,30 @@ Hidden_contra = TypeVar("Hidden_contra", contravariant=True)
 
 
 class Runner(Protocol[Hidden_co]):
-    """Computes a plan; returns the last hidden state of each chunk that samples."""
+    """Computes a plan; returns hidden states.
+
+    First the last one of each chunk that samples, then all that are pooled, in the plan's order.
+    """
 
     def run(self, plan: StepPlan) -> Hidden_co: ...
 
 
 class TokenSampler(Protocol[Hidden_contra]):
-    """Chooses the next token of each sequence from its hidden state."""
+    """Chooses the next token of each sequence from its hidden state, the first of all."""
 
     def sample(self, hidden: Hidden_contra, sequences: list[Sequence]) -> list[Choice]: ...
+
+
+class VectorPooler(Protocol[Hidden_contra]):
+    """Makes vectors of the hidden states of pooled sequences, the last of all, over many steps."""
+
+    def pool(self, hidden: Hidden_contra, plan: StepPlan) -> "dict[str, array[float]]":
+        """Take a step's hidden states; return the vectors that are whole, by sequence id."""
+        ...
+
+    def forget(self, sequence_id: str) -> None:
+        """Drop what was gathered for a sequence, if anything was."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +92,7 @@ class Engine(Generic[Hidden]):
         scheduler: Scheduler,
         runner: Runner[Hidden],
         sampler: TokenSampler[Hidden],
+        pooler: VectorPooler[Hidden],
         limits: EngineLimits,
         facts: EngineFacts = EngineFacts(),
     ) -> None:
@@ -84,6 +101,7 @@ class Engine(Generic[Hidden]):
         self._scheduler = scheduler
         self._runner = runner
         self._sampler = sampler
+        self._pooler = pooler
         self._capacity = self._measure_capacity()
 
     @property
@@ -107,6 +125,7 @@ class Engine(Generic[Hidden]):
     def abort(self, sequence_id: str) -> bool:
         """Drop a sequence and free its blocks at once; False when it is unknown or has ended."""
         was_here = self._scheduler.abort(sequence_id)
+        self._pooler.forget(sequence_id)
         self._capacity = self._measure_capacity()
         return was_here
 
@@ -119,15 +138,20 @@ class Engine(Generic[Hidden]):
         plan = self._scheduler.plan()
         sequences: list[Sequence] = []
         choices: list[Choice] = []
+        vectors: dict[str, array[float]] = {}
         if plan.chunks:
             plan, hidden = self._run(plan)
             sequences = [chunk.sequence for chunk in plan.chunks if chunk.samples]
             choices = self._sampler.sample(hidden, sequences)
+            vectors = self._pooler.pool(hidden, plan)
         finished = self._scheduler.commit(plan, [choice.token_id for choice in choices])
         self._capacity = self._measure_capacity()
         return StepOutput(
             tokens=self._handed_out(sequences, choices),
-            finished=tuple(finished),
+            finished=tuple(
+                replace(completion, vector=vectors.get(completion.sequence_id))
+                for completion in finished
+            ),
             preempted_ids=plan.preempted_ids,
             batch_size=len(plan.chunks),
             num_prompt_tokens=plan.num_tokens - len(sequences),

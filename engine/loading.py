@@ -25,6 +25,7 @@ from engine.model.build import Placement, load_decoder_weights
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.families import read_model_config
+from engine.pooling import Pooler
 from engine.runner import ModelRunner
 from engine.sampler import Sampler
 from engine.scheduler import Scheduler, StepLimits
@@ -72,6 +73,7 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
         scheduler,
         ModelRunner(network, buffers),
         Sampler(network, draw_seed=lambda: secrets.randbits(63)),
+        Pooler(),
         EngineLimits(
             vocab_size=model.vocab_size,
             max_context=max_context,

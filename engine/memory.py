@@ -57,6 +57,6 @@ def plan_memory(
 def _activation_bytes(model: ModelConfig, config: EngineConfig, dtype: torch.dtype) -> int:
     """Count what one step of the largest size holds at once; scores are float32."""
     heads_width = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    row_values = 3 * model.hidden_size + heads_width + 3 * model.intermediate_size
+    row_values = 4 * model.hidden_size + heads_width + 3 * model.intermediate_size
     row_bytes = row_values * dtype.itemsize + 4 * model.hidden_size
     return config.max_step_tokens * row_bytes + 4 * config.max_sequences * model.vocab_size

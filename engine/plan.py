@@ -3,9 +3,10 @@
 Written by the scheduler, read by the runner. Must not know torch or policy.
 """
 
+from array import array
 from dataclasses import dataclass, replace
 
-from engine.sequence import FinishReason, Sequence
+from engine.sequence import FinishReason, Pooling, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +18,25 @@ class Chunk:
     num_tokens: int
 
     @property
-    def samples(self) -> bool:
-        """Tell whether the chunk ends at the last known token, so that a next one is sampled."""
+    def is_last(self) -> bool:
+        """Tell whether the chunk ends at the last known token."""
         return self.start + self.num_tokens == self.sequence.num_known
+
+    @property
+    def samples(self) -> bool:
+        """Tell whether a next token is sampled."""
+        return self.is_last and self.sequence.pooling is None
+
+    @property
+    def num_pooled(self) -> int:
+        """Count the tokens, the chunk's last ones, whose hidden states go into a vector."""
+        match self.sequence.pooling:
+            case None:
+                return 0
+            case Pooling.MEAN:
+                return self.num_tokens
+            case Pooling.LAST:
+                return int(self.is_last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +99,8 @@ class Completion:
     """A sequence that ended by itself.
 
     token_ids is the answer: what was handed out. num_output_tokens also counts the stop token that
-    ended it. num_cached_tokens says how many prompt tokens came from the prefix cache.
+    ended it. num_cached_tokens says how many prompt tokens came from the prefix cache. vector has
+    float32 numbers, of length one together; a sequence that was not pooled has none.
     """
 
     sequence_id: str
@@ -92,6 +110,7 @@ class Completion:
     num_output_tokens: int
     num_cached_tokens: int
     num_preemptions: int
+    vector: "array[float] | None" = None
 
 
 @dataclass(frozen=True, slots=True)

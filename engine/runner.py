@@ -28,7 +28,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> torch.Tensor:
-        """Compute a plan; return the normalised last hidden state of each sampled row, [R, M]."""
+        """Compute a plan; return the normalised last hidden states that it asks for, [R, M]."""
         try:
             return self._model.forward(self._buffers.fill(plan))
         except torch.OutOfMemoryError as error:

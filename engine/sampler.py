@@ -35,9 +35,13 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(self, hidden: torch.Tensor, sequences: list[Sequence]) -> list[Choice]:
-        """Choose the next token of each sequence from its row."""
+        """Choose the next token of each sequence from its row; rows after theirs are not looked at.
+
+        hidden is [R, M], the normalised hidden states of a step.
+        """
         if not sequences:
             return []
+        hidden = hidden[: len(sequences)]
         if all(map(_is_plain, sequences)):
             return [Choice(token_id) for token_id in self._head.best(hidden).tolist()]
         scores = self._head.scores(hidden)  # [R, V] float32

@@ -125,7 +125,7 @@ class Scheduler:
         sampled = iter(sampled_ids)
         for chunk in plan.chunks:
             sequence = chunk.sequence
-            samples = chunk.samples
+            samples, is_last = chunk.samples, chunk.is_last
             sequence.num_computed = chunk.start + chunk.num_tokens
             self._pool.publish(sequence.table, sequence.known_ids, sequence.num_computed)
             if samples:
@@ -134,6 +134,8 @@ class Scheduler:
                 reason = self._finish_reason(sequence, token_id)
                 if reason is not None:
                     completions.append(self._finish(sequence, reason))
+            elif is_last:
+                completions.append(self._finish(sequence, FinishReason.POOLED))
         return completions
 
     def is_stop(self, sequence: Sequence, token_id: int) -> bool:
@@ -176,7 +178,8 @@ class Scheduler:
     def _next_chunk(self, sequence: Sequence, budget: int) -> Chunk:
         """Skip what the cache holds, then take as many pending tokens as the budget allows."""
         pool = self._pool
-        if sequence.num_computed == len(sequence.table.blocks) * pool.block_size:
+        has_full_blocks = sequence.num_computed == len(sequence.table.blocks) * pool.block_size
+        if has_full_blocks and sequence.may_skip_cached:
             found = pool.adopt_cached(sequence.table, sequence.known_ids)
             self._num_cached_tokens += found - sequence.num_computed
             if sequence.num_preemptions == 0:
@@ -223,7 +226,7 @@ class Scheduler:
         ends = [
             _common_length(sequence, chunk) for chunk in chunks if chunk.num_tokens >= num_worth
         ]
-        if not self._pool.shares_prefixes or not ends:
+        if not self._pool.shares_prefixes or not sequence.may_skip_cached or not ends:
             return False
         num_cached = self._pool.cached_prefix(sequence.known_ids).num_blocks
         return max(ends) // self._pool.block_size - num_cached >= _BLOCKS_WORTH_WAITING
@@ -235,6 +238,8 @@ class Scheduler:
         return promised + self._blocks_to_take(sequence) <= self._pool.num_free
 
     def _blocks_to_take(self, sequence: Sequence) -> int:
+        if not sequence.may_skip_cached:
+            return self._blocks_to_come(sequence)
         held = self._pool.cached_prefix(sequence.known_ids).num_held
         return self._blocks_to_come(sequence) - held
 
@@ -251,7 +256,8 @@ class Scheduler:
         entry = self._entries.pop(sequence.id)
         self._running.remove(entry)
         self._pool.release(sequence.table)
-        self._estimate.observe(sequence)
+        if sequence.pooling is None:
+            self._estimate.observe(sequence)
         answer = sequence.known_ids[len(sequence.prompt_ids) :]
         return Completion(
             sequence_id=sequence.id,

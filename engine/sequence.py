@@ -22,11 +22,19 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    POOLED = "pooled"
+
+
+class Pooling(StrEnum):
+    """How the hidden states of a prompt become one vector."""
+
+    MEAN = "mean"
+    LAST = "last"
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen and when to end.
+    """How the next token is chosen and when to end. A sequence that is pooled has max_tokens 0.
 
     temperature 0 is greedy. Off are: top_k 0, top_p 1, min_p 0, repetition_penalty 1, the other
     penalties 0. num_logprobs asks for log probabilities of each token and of so many others.
@@ -70,7 +78,7 @@ class SamplingParams:
 
 _LARGEST_BIAS = 100.0
 _RANGES: dict[str, tuple[float, float]] = {
-    "max_tokens": (1, inf),
+    "max_tokens": (0, inf),
     "temperature": (0.0, 100.0),
     "top_k": (0, inf),
     "top_p": (1e-9, 1.0),
@@ -92,13 +100,17 @@ class TokenConstraint(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request. `rank` orders sequences, the lowest first: (priority class, due time)."""
+    """One request. `rank` orders sequences, the lowest first: (priority class, due time).
+
+    With `pooling` it samples nothing, and ends with a vector once its prompt is computed.
+    """
 
     id: str
     prompt_ids: list[int]
     sampling: SamplingParams
     rank: Rank = (0.0, 0.0)
     constraint: TokenConstraint | None = None
+    pooling: Pooling | None = None
     known_ids: list[int] = field(init=False)
     num_computed: int = field(init=False, default=0)
     num_cached: int = field(init=False, default=0)
@@ -107,7 +119,16 @@ class Sequence:
     table: BlockTable = field(init=False, default_factory=BlockTable)
 
     def __post_init__(self) -> None:
+        max_tokens = self.sampling.max_tokens
+        if self.pooling is None and max_tokens == 0:
+            raise SamplingError("max_tokens", max_tokens, "1 or more")
+        assert self.pooling is None or max_tokens == 0, "what is pooled samples nothing"
         self.known_ids = list(self.prompt_ids)
+
+    @property
+    def may_skip_cached(self) -> bool:
+        """Tell whether cached blocks stand for computing: a mean needs every hidden state."""
+        return self.pooling is not Pooling.MEAN
 
     @property
     def num_known(self) -> int:

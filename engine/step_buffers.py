@@ -39,7 +39,7 @@ class StepBuffers:
             context_lengths=indices(sizes.num_sequences),
             block_starts=indices(sizes.num_sequences + 1),
             block_ids=indices(sizes.num_sequences * sizes.blocks_per_sequence),
-            sampled_rows=indices(sizes.num_sequences),
+            sampled_rows=indices(sizes.num_tokens),
         )
 
     def fill(self, plan: StepPlan) -> RaggedBatch:
@@ -47,7 +47,7 @@ class StepBuffers:
         block_size = self._block_size
         token_ids, positions, slots, block_ids = (array("i") for _ in range(4))
         row_starts, block_starts = array("i", (0,)), array("i", (0,))
-        context_lengths, sampled_rows = array("i"), array("i")
+        context_lengths, sampled_rows, pooled_rows = array("i"), array("i"), array("i")
         for chunk in plan.chunks:
             end = chunk.start + chunk.num_tokens
             blocks = chunk.sequence.table.blocks
@@ -63,6 +63,7 @@ class StepBuffers:
             context_lengths.append(end)
             if chunk.samples:
                 sampled_rows.append(len(token_ids) - 1)
+            pooled_rows.extend(range(len(token_ids) - chunk.num_pooled, len(token_ids)))
         whole = self.whole
         return RaggedBatch(
             token_ids=_fill(whole.token_ids, token_ids),
@@ -72,7 +73,7 @@ class StepBuffers:
             context_lengths=_fill(whole.context_lengths, context_lengths),
             block_starts=_fill(whole.block_starts, block_starts),
             block_ids=_fill(whole.block_ids, block_ids),
-            sampled_rows=_fill(whole.sampled_rows, sampled_rows),
+            sampled_rows=_fill(whole.sampled_rows, sampled_rows + pooled_rows),
         )
 
 

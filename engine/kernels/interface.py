@@ -25,8 +25,9 @@ class RaggedBatch:
     """The rows of one step: sequence s owns rows row_starts[s] to row_starts[s+1].
 
     context_lengths counts a sequence's computed tokens once this step is done; its rows are the
-    last of them. block_ids[block_starts[s] : block_starts[s+1]] are its blocks in order. All int32
-    on the device.
+    last of them. block_ids[block_starts[s] : block_starts[s+1]] are its blocks in order. Of
+    the sampled rows the last hidden states are wanted: one of each sequence that samples, and after
+    these all that are pooled. All int32 on the device.
     """
 
     token_ids: torch.Tensor  # [T]

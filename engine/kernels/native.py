@@ -193,7 +193,7 @@ class NativeKernels:
         eps: float,
     ) -> torch.Tensor:
         """Normalise the sampled rows alone."""
-        out = torch.empty(self._sizes.num_sequences, x.shape[1], dtype=self._dtype)
+        out = torch.empty(self._sizes.num_tokens, x.shape[1], dtype=self._dtype)
         self._record_norm(x, weight, eps, out, is_sampled=True)
         return out
 

@@ -29,11 +29,20 @@ class SameToken:
         return [Choice(7) for _ in sequences]
 
 
+class NoVectors:
+    def pool(self, hidden, plan):  # noqa: ARG002 nothing here is pooled
+        return {}
+
+    def forget(self, sequence_id):
+        pass
+
+
 def an_engine(device):
     scheduler = Scheduler(
         BlockPool(64, 4, cache_key=b"weights"), StepLimits(4, 64), AdmissionEstimate(), frozenset()
     )
-    return Engine(scheduler, device, SameToken(), EngineLimits(100, 200, 4, 64, 4))
+    limits = EngineLimits(100, 200, 4, 64, 4)
+    return Engine(scheduler, device, SameToken(), NoVectors(), limits)
 
 
 def test_a_long_prompt_is_tried_again_in_smaller_chunks_beside_the_others():

@@ -164,7 +164,7 @@ def test_flat_distributions_are_drawn_from_whole(limits):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"max_tokens": 0},
+        {"max_tokens": -1},
         {"temperature": -1.0},
         {"temperature": float("nan")},
         {"top_p": 0.0},

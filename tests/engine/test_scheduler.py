@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from engine.admission import AdmissionEstimate
 from engine.blocks import BlockPool
 from engine.scheduler import Scheduler, StepLimits
-from engine.sequence import FinishReason, SamplingParams, Sequence
+from engine.sequence import FinishReason, Pooling, SamplingParams, Sequence
 
 EOS = 0
 BLOCK_SIZE = 4
@@ -232,6 +232,7 @@ requests = st.fixed_dictionaries(
     {
         "num_prompt": st.integers(1, 20),
         "max_tokens": st.integers(1, 12),
+        "pooling": st.sampled_from([None, *Pooling]),
         "rank": st.tuples(st.integers(0, 2), st.integers(0, 5)),
         "prefix": st.integers(0, 2),
         "arrives_at": st.integers(0, 12),
@@ -255,8 +256,9 @@ def test_every_schedule_conserves_blocks_keeps_its_budget_and_starves_nobody(
         Sequence(
             str(index),
             [want["prefix"]] * want["num_prompt"],
-            SamplingParams(max_tokens=want["max_tokens"]),
+            SamplingParams(max_tokens=0 if want["pooling"] else want["max_tokens"]),
             want["rank"],
+            pooling=want["pooling"],
         )
         for index, want in enumerate(wanted)
     ]

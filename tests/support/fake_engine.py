@@ -1,4 +1,5 @@
-"""A model without tensors: its text is a pure function of prompt and seed, so all can be checked.
+"""A model without tensors: text and vectors are pure functions of the prompt and a seed, so all can
+be checked.
 
 The engine around it is the real one: scheduler, blocks, preemption. Only what is computed is made
 up, and how long a step takes. Words in a prompt make the step that computes it misbehave.
@@ -7,7 +8,9 @@ up, and how long a step takes. Words in a prompt make the step that computes it 
 import os
 import signal
 import time
+from array import array
 from hashlib import blake2b
+from math import sqrt
 from typing import NoReturn
 
 import tokenizers
@@ -39,6 +42,13 @@ def expected_text(prompt: str, max_tokens: int, seed: int | None = None) -> str:
     return "".join(_letter(ids, seed, index) for index in range(max_tokens))
 
 
+def expected_vector(prompt_ids: list[int]) -> "array[float]":
+    """Return what the model makes of a prompt's tokens: eight numbers of length one together."""
+    digest = blake2b(bytes(prompt_ids), digest_size=8).digest()
+    length = sqrt(sum((byte + 1) ** 2 for byte in digest))
+    return array("f", [(byte + 1) / length for byte in digest])
+
+
 def as_prompt(*messages: dict[str, str]) -> str:
     """Return the prompt that the model makes of a chat."""
     said = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
@@ -66,7 +76,8 @@ def fake_engine(settings: Settings, step_s: float) -> Engine[None]:
         frozenset(),
     )
     limits = EngineLimits(_VOCABULARY, 4096, settings.slots, num_blocks, _BLOCK_SIZE)
-    return Engine(scheduler, FakeRunner(tokenizer, step_s), FakeSampler(tokenizer), limits)
+    runner, sampler = FakeRunner(tokenizer, step_s), FakeSampler(tokenizer)
+    return Engine(scheduler, runner, sampler, FakePooler(), limits)
 
 
 class FakeRunner:
@@ -105,6 +116,21 @@ class FakeSampler:
         prompt = list(self._tokenizer.decode(sequence.prompt_ids).encode())
         letter = _letter(prompt, sequence.sampling.seed, sequence.num_output)
         return self._tokenizer.encode(letter)[0]
+
+
+class FakePooler:
+    """Gives the vectors that expected_vector foretells."""
+
+    def pool(self, hidden: None, plan: StepPlan) -> "dict[str, array[float]]":
+        del hidden
+        return {
+            chunk.sequence.id: expected_vector(chunk.sequence.prompt_ids)
+            for chunk in plan.chunks
+            if chunk.is_last and chunk.num_pooled
+        }
+
+    def forget(self, sequence_id: str) -> None:
+        del sequence_id
 
 
 def _letter(prompt_ids: list[int], seed: int | None, index: int) -> str:
