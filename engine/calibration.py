@@ -10,7 +10,7 @@ import torch
 
 from engine.kernels.interface import Linear, RaggedBatch
 from engine.kernels.reference import ReferenceKernels
-from engine.kv_cache import KvCache
+from engine.kv_cache import CacheFormat, KvCache
 from engine.model.build import WeightsBuilder, rope_tables
 from engine.model.config import ModelConfig
 from engine.model.decoder import LayerRunner
@@ -52,7 +52,7 @@ class LayerwiseRun:
         self._batch = _batch_of(texts)
         one_layer = replace(config, layers=config.layers[:1])
         num_blocks = len(self._batch.block_ids)
-        cache = KvCache(one_layer, num_blocks, _BLOCK_SIZE, torch.float32, _CPU)
+        cache = KvCache(one_layer, num_blocks, CacheFormat(_BLOCK_SIZE, torch.float32), _CPU)
         self._cache = cache.layers[0]
         self._residual = self._kernels.embed(
             self._builder.embedding(), self._batch, config.embedding_scale

@@ -1,21 +1,39 @@
 """KvCache: the memory that blocks stand for.
 
-Owns the layout. P values share 32 bits (P is 1 for float32, 2 for bfloat16): a key block keeps the
-same P dimensions of all its tokens side by side, a value block the same dimension of P tokens, so
-that both products of attention read whole vectors whose lanes hold P terms of one sum. Must not
-know sequences; slot = block * B + place within the block.
+Owns the layouts. In words, P values share 32 bits (P is 1 for float32, 2 for bfloat16): a key block
+keeps the same P dimensions of all its tokens side by side, a value block the same dimension of P
+tokens, so that both products of attention read whole vectors whose lanes hold P terms of one sum.
+In rows, each token's dimensions lie side by side, in keys and in values, as tensor cores load them.
+Must not know sequences; slot = block * B + place within the block.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import torch
 
 from engine.model.config import ModelConfig
 
 
+class CacheLayout(StrEnum):
+    """How a block's values lie: in words for kernels on a CPU, in rows for those on a GPU."""
+
+    WORDS = "words"
+    ROWS = "rows"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFormat:
+    """What a block is like."""
+
+    block_size: int
+    dtype: torch.dtype
+    layout: CacheLayout = CacheLayout.WORDS
+
+
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """The cache of one layer."""
+    """The cache of one layer. In rows, P is D for keys and 1 for values."""
 
     keys: torch.Tensor  # [N, G, D/P, B, P]
     values: torch.Tensor  # [N, G, B/P, D, P]
@@ -30,17 +48,15 @@ class KvCache:
     """Keys and values of all layers, allocated once."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, config: ModelConfig, num_blocks: int, blocks: CacheFormat, device: torch.device
     ) -> None:
-        packing = 4 // dtype.itemsize
+        block_size, dtype = blocks.block_size, blocks.dtype
+        key_packing = value_packing = 4 // dtype.itemsize
+        if blocks.layout is CacheLayout.ROWS:
+            key_packing, value_packing = config.head_dim, 1
         heads = (num_blocks, config.num_kv_heads)
-        key_shape = (*heads, config.head_dim // packing, block_size, packing)
-        value_shape = (*heads, block_size // packing, config.head_dim, packing)
+        key_shape = (*heads, config.head_dim // key_packing, block_size, key_packing)
+        value_shape = (*heads, block_size // value_packing, config.head_dim, value_packing)
         # On a CPU the kernel hands out zeroed pages when they are first touched, so a block costs
         # memory from its first use on; elsewhere garbage could be a NaN that masking does not hide.
         allocate = torch.empty if device.type == "cpu" else torch.zeros

@@ -19,7 +19,7 @@ from engine.folder import readable_files, stored_dtype, stored_sizes, weights_of
 from engine.kernels.native import NativeKernels, NativeModel
 from engine.kernels.native_library import find_library
 from engine.kernels.reference import ReferenceKernels, can_pack
-from engine.kv_cache import KvCache
+from engine.kv_cache import CacheFormat, KvCache
 from engine.memory import plan_memory
 from engine.model.build import Placement, load_decoder_weights
 from engine.model.config import ModelConfig
@@ -54,7 +54,7 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
     )
     kernels = choose_kernels(config, dtype, device, sizes)
     weights = load_decoder_weights(folder, model, kernels, Placement(dtype, device, max_context))
-    cache = KvCache(model, memory.num_blocks, config.block_size, dtype, device)
+    cache = KvCache(model, memory.num_blocks, CacheFormat(config.block_size, dtype), device)
     buffers = StepBuffers(sizes, config.block_size, device)
     decoder = Decoder(weights, kernels, cache)
     network: Decoder | NativeModel = decoder

@@ -13,7 +13,7 @@ from torch.nn import functional
 from engine.config import EngineConfig
 from engine.kernels.interface import RaggedBatch
 from engine.kernels.native import NativeKernels, NativeModel
-from engine.kv_cache import KvCache
+from engine.kv_cache import CacheFormat, KvCache
 from engine.loading import choose_kernels, compute_dtype
 from engine.model.build import Placement, load_decoder_weights
 from engine.model.decoder import Decoder
@@ -33,7 +33,7 @@ class TextScorer:
         sizes = StepSizes(longest, longest, blocks_per_sequence=1)
         kernels = choose_kernels(config, dtype, device, sizes)
         weights = load_decoder_weights(folder, model, kernels, Placement(dtype, device, longest))
-        cache = KvCache(model, num_blocks, config.block_size, dtype, device)
+        cache = KvCache(model, num_blocks, CacheFormat(config.block_size, dtype), device)
         self._buffers = StepBuffers(sizes, config.block_size, device)
         decoder = Decoder(weights, kernels, cache)
         self._model: Decoder | NativeModel = decoder

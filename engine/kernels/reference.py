@@ -136,8 +136,9 @@ class ReferenceKernels:
         values = heads[:, num_turned:]  # [T, G, D]
         blocks = batch.slots // cache.block_size  # [T]
         places = batch.slots % cache.block_size  # [T]
-        packing = cache.keys.shape[-1]
-        cache.keys[blocks, :, :, places] = keys.reshape(*keys.shape[:2], -1, packing)
+        packed = keys.reshape(*keys.shape[:2], -1, cache.keys.shape[-1])  # [T, G, D/P, P]
+        cache.keys[blocks, :, :, places] = packed
+        packing = cache.values.shape[-1]
         cache.values[blocks, :, places // packing, :, places % packing] = values
 
     def attend(

@@ -10,7 +10,7 @@ from engine.errors import UnsupportedModelError
 from engine.folder import MalformedFileError
 from engine.kernels.interface import RaggedBatch
 from engine.kernels.reference import ReferenceKernels
-from engine.kv_cache import KvCache
+from engine.kv_cache import CacheFormat, KvCache
 from engine.loading import load_engine
 from engine.model.build import Placement, load_decoder_weights
 from engine.model.decoder import Decoder
@@ -56,7 +56,7 @@ def our_logits(folder, token_ids, max_context):
     )
     block_size, num_tokens = 4, len(token_ids)
     num_blocks = -(-num_tokens // block_size)
-    cache = KvCache(config, num_blocks, block_size, torch.float32, CPU)
+    cache = KvCache(config, num_blocks, CacheFormat(block_size, torch.float32), CPU)
     for layer in cache.layers:
         layer.keys.fill_(float("nan"))
         layer.values.fill_(float("nan"))
