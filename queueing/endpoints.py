@@ -28,7 +28,7 @@ OVERLAP_MS = 86_400_000
 
 
 class EventType(StrEnum):
-    """What can be told to an endpoint; event_of in scripts/_shared.lua makes these names."""
+    """What can be told to an endpoint; event_of in scripts/_events.lua makes these names."""
 
     JOB_COMPLETED = "job.completed"
     JOB_FAILED = "job.failed"

@@ -1,7 +1,7 @@
 """The outbox: what waits to be told to a webhook's receiver, as the request of a job.
 
 A delivery is queued in WEBHOOK_QUEUE by the script that ends the job it tells of (put_events in
-scripts/_shared.lua), so an end without its event can't exist. The event's id is one and the same on
+scripts/_events.lua), so an end without its event can't exist. The event's id is one and the same on
 every attempt and at every receiver. The body is made once: what is stored is what is signed and
 sent, byte for byte. Knows no HTTP.
 

@@ -6,25 +6,17 @@ StoreUnavailable when Redis is down. Time is Redis TIME unless a test gives a cl
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import redis
 
-from queueing import keys, wire
+from queueing import keys
 from queueing.clock import Clock
-from queueing.errors import (
-    FailureCode,
-    IdempotencyConflict,
-    QueueFull,
-    QueueShed,
-    RequestError,
-    StaleLease,
-)
+from queueing.errors import StaleLease
 from queueing.failpoints import Failpoint, Failpoints
 from queueing.job import (
-    GENERATE_TASK,
     Claim,
     Enqueued,
     Idempotency,
@@ -34,12 +26,18 @@ from queueing.job import (
     Lease,
     Outcome,
     Priority,
-    task_of_queue,
+)
+from queueing.script_format import (
+    claim_of,
+    enqueued,
+    job_fields,
+    outcome_parts,
+    record_of,
 )
 from queueing.store import Script, translated_errors
 
-# Work that is shed first can wait longest.
-_SHED_RETRY_S = {Priority.REALTIME: 5, Priority.STANDARD: 15, Priority.BULK: 60}
+# One script call keeps everybody else waiting: 256 jobs take a few milliseconds.
+_MAX_JOBS_A_CALL = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,23 +119,24 @@ class JobQueue:
         Raises QueueFull, IdempotencyConflict, and StaleLease for a batch line whose tick was taken
         over.
         """
-        with translated_errors():
-            reply = self._enqueue(*self._enqueue_args(job, idempotency))
+        fields = job_fields(job)
+        if idempotency is not None:
+            fields |= keys.idempotency_fields(job.tenant, idempotency)
+        (answer,) = self._enqueue_all([job], [fields])
         self.failpoints.reach(Failpoint.ENQUEUED)
-        return self._enqueued(job, reply)
+        return answer
 
     def enqueue_many(self, jobs: Sequence[Job]) -> list[Enqueued]:
-        """Accept several jobs in one round trip; the errors are those of enqueue, from the first
-        job that has one.
+        """Accept several jobs, up to 256 in one call; the errors are those of enqueue, from the
+        first job that has one.
 
         Jobs before and after that one may have been accepted: repeat the call with the same ids.
         """
-        with translated_errors():
-            pipeline = self._client.pipeline(transaction=False)
-            for job in jobs:
-                self._enqueue(*self._enqueue_args(job, None), client=pipeline)
-            replies = pipeline.execute()
-        return [self._enqueued(job, reply) for job, reply in zip(jobs, replies, strict=True)]
+        answers: list[Enqueued] = []
+        for first in range(0, len(jobs), _MAX_JOBS_A_CALL):
+            some = jobs[first : first + _MAX_JOBS_A_CALL]
+            answers += self._enqueue_all(some, [job_fields(job) for job in some])
+        return answers
 
     def claim(
         self,
@@ -154,8 +153,11 @@ class JobQueue:
         Takes back what outlived its lease and ends what is late first, a bounded number a call.
         """
         args = (queue, worker, limit, at_least.level, call.held, call.id)
-        replies = self._claim(*self._head(), *args)
-        return [_claim_of(queue, reply) for reply in replies]
+        now, *replies = self._claim(*self._head(), *args) or [""]
+        return [
+            claim_of(queue, now, words, request)
+            for words, request in zip(replies[::2], replies[1::2], strict=True)
+        ]
 
     def renew(self, leases: Iterable[Lease]) -> set[str]:
         """Extend leases; return the ids of the jobs that are no longer held by their lease."""
@@ -191,11 +193,8 @@ class JobQueue:
         """End several leased jobs in one round trip; return the states they ended in, None for a
         stale lease.
         """
-        with translated_errors():
-            pipeline = self._client.pipeline(transaction=False)
-            for outcome in outcomes:
-                self._finish(*self._finish_args(outcome), client=pipeline)
-            replies = pipeline.execute()
+        parts = [part for outcome in outcomes for part in outcome_parts(outcome)]
+        replies = self._finish(*self._head(), *parts)
         return [None if reply == "stale" else JobState(reply) for reply in replies]
 
     def cancel(self, job_id: str, tenant: str) -> JobState | None:
@@ -235,7 +234,7 @@ class JobQueue:
                 pipeline.get(keys.RESULT.of(self._prefix, id=job_id))
             found = pipeline.execute()
         return [
-            _record_of(job_id, fields, result) if fields.get("tenant") == tenant else None
+            record_of(job_id, fields, result) if fields.get("tenant") == tenant else None
             for job_id, fields, result in zip(job_ids, found[::2], found[1::2], strict=True)
         ]
 
@@ -319,120 +318,10 @@ class JobQueue:
     def _head(self) -> tuple[str, str]:
         return (str(self._clock.now_ms()) if self._clock else "", self._limits_json)
 
-    def _finish_args(self, outcome: Outcome) -> tuple[str | int, ...]:
-        lease, result = outcome.lease, outcome.result
-        return (
-            *self._head(),
-            lease.job_id,
-            lease.fence,
-            result.state.value,
-            wire.encode_result(result),
-            result.error.code.value if result.error else "",
-            json.dumps(result.stages) if result.stages else "",
-            outcome.stage,
-            result.usage.total_tokens if task_of_queue(lease.queue) == GENERATE_TASK else "",
-        )
-
-    def _enqueue_args(self, job: Job, idempotency: Idempotency | None) -> tuple[str, ...]:
-        fields: dict[str, Any] = {
-            "id": job.id,
-            "queue": job.queue,
-            "priority": job.priority.value,
-            "tenant": job.tenant,
-            "cost": job.cost,
-            "patience_ms": job.priority.patience_ms,
-            "not_before_ms": round(job.not_before_s * 1000),
-            "validate_ms": job.validate_ms,
-        }
-        if job.weight != 1.0:
-            fields["weight"] = job.weight
-        if job.must_meet_deadline:
-            fields["must_meet_deadline"] = True
-        if job.is_silent:
-            fields["silent"] = True
-        if job.deadline_s is not None:
-            fields["deadline_ms"] = round(job.deadline_s * 1000)
-        if job.max_losses is not None:
-            fields["max_losses"] = job.max_losses
-        if job.webhook_url is not None:
-            fields["webhook"] = job.webhook_url
-        if job.metadata is not None:
-            fields["metadata"] = job.metadata
-        if job.batch is not None:
-            fields["batch"] = job.batch.batch_id
-            fields["batch_fence"] = str(job.batch.fence)
-            fields["line"] = job.batch.line
-            fields["custom_id"] = job.batch.custom_id
-        if idempotency is not None:
-            fields |= keys.idempotency_fields(job.tenant, idempotency)
-        return (*self._head(), json.dumps(fields), job.request)
-
-    def _enqueued(self, job: Job, reply: list[str]) -> Enqueued:
-        outcome, job_id = reply
-        refusals: dict[str, Callable[[], Exception]] = {
-            "conflict": IdempotencyConflict,
-            "full": lambda: QueueFull(job.queue, retry_after_s=5),
-            "shed": lambda: QueueShed(job.queue, retry_after_s=_SHED_RETRY_S[job.priority]),
-            "infeasible": _infeasible,
-            "stale": lambda: StaleLease(job_id),
-        }
-        if outcome in refusals:
-            raise refusals[outcome]()
-        return Enqueued(job_id, created=outcome == "created")
-
-
-def _infeasible() -> RequestError:
-    return RequestError(
-        FailureCode.DEADLINE_INFEASIBLE,
-        "with the work that is queued already, the deadline can't be met",
-        "deadline_s",
-    )
-
-
-def _claim_of(queue: str, reply: list[str]) -> Claim:
-    job_id, fence, request, priority, tenant, due, arrival, now, deadline, *rest = reply
-    losses, attempts, must_run_alone = rest
-    return Claim(
-        lease=Lease(job_id, queue, int(fence)),
-        request=request,
-        priority=Priority(priority),
-        tenant=tenant,
-        due_ms=int(due),
-        arrival_ms=int(arrival),
-        claimed_ms=int(now),
-        remaining_ms=int(deadline) - int(now) if deadline else None,
-        losses=int(losses),
-        attempts=int(attempts),
-        must_run_alone=must_run_alone == "1",
-    )
-
-
-def _record_of(job_id: str, fields: dict[str, str], result: str | None) -> JobRecord:
-    state = JobState(fields["state"])
-    arrival_ms = int(fields["arrival_ms"])
-
-    def seconds(name: str) -> float | None:
-        return int(fields[name]) / 1000 if name in fields else None
-
-    stages = {"validate_ms": float(fields["validate_ms"])} if "validate_ms" in fields else {}
-    if "first_claim_ms" in fields:
-        stages["queue_ms"] = float(int(fields["first_claim_ms"]) - arrival_ms)
-    stages |= json.loads(fields.get("stages", "{}"))
-    return JobRecord(
-        id=job_id,
-        queue=fields["queue"],
-        tenant=fields["tenant"],
-        state=state,
-        priority=Priority(fields["priority"]),
-        arrival_s=arrival_ms / 1000,
-        deadline_s=seconds("deadline_ms"),
-        started_s=seconds("first_claim_ms"),
-        finished_s=seconds("finished_ms"),
-        losses=int(fields["losses"]),
-        attempts=int(fields["attempts"]),
-        webhook_url=fields.get("webhook"),
-        metadata=fields.get("metadata"),
-        stages=stages,
-        result=wire.decode_result(result) if result and state.is_terminal else None,
-        result_expired=state.is_terminal and result is None,
-    )
+    def _enqueue_all(self, jobs: Sequence[Job], fields: list[dict[str, Any]]) -> list[Enqueued]:
+        requests = [job.request for job in jobs]
+        replies = self._enqueue(*self._head(), json.dumps(fields), *requests)
+        return [
+            enqueued(job, outcome, job_id)
+            for job, outcome, job_id in zip(jobs, replies[::2], replies[1::2], strict=True)
+        ]

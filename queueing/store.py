@@ -73,13 +73,22 @@ def _refusal(error: redis.ResponseError) -> str | None:
     return None
 
 
+# What all verbs share, in the order in which each part needs those before it.
+_PARTS = ("_head", "_tenants", "_places", "_events", "_batches", "_ends")
+
+
 @cache
 def script_text(name: str, *, allow_oom: bool) -> str:
-    """Return a verb's whole script: flags, key functions, the shared head, the verb."""
+    """Return a verb's whole script: flags, key functions, the shared parts, the verb.
+
+    The verb becomes a function, so that what it gathered is written wherever it returns.
+    """
     flags = "#!lua flags=allow-oom\n" if allow_oom else "#!lua\n"
     head = "local P = KEYS[1]\n" + keys.lua_key_functions()
-    shared = (_SCRIPTS / "_shared.lua").read_text()
-    return flags + head + shared + (_SCRIPTS / f"{name}.lua").read_text()
+    shared = "".join((_SCRIPTS / f"{part}.lua").read_text() for part in _PARTS)
+    verb = (_SCRIPTS / f"{name}.lua").read_text()
+    run = "local reply = verb()\nwrite_gathered()\nreturn reply\n"
+    return f"{flags}{head}{shared}local function verb()\n{verb}end\n{run}"
 
 
 class Script:

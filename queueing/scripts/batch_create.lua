@@ -25,7 +25,7 @@ redis.call('ZADD', batches_key(batch.tenant), int(NOW), batch.id)
 if redis.call('PTTL', batches_key(batch.tenant)) < index_ttl_ms then
   redis.call('PEXPIRE', batches_key(batch.tenant), int(index_ttl_ms))
 end
-put_job(batch.id, 'batches', 'standard', batch.tenant, '', NOW + LIMITS.patience_ms.standard, NOW, nil,
-  { 'cost', '1', 'max_losses', '0' })
+put_job({ id = batch.id, queue = 'batches', priority = 'standard', tenant = batch.tenant, cost = 1, max_losses = 0,
+  request = '' })
 remember_answer(batch, batch.id)
 return { 'created', batch.id }

@@ -17,6 +17,7 @@ redis.call('HSET', batch_key(id), 'status', status, status .. '_ms', int(NOW), '
 redis.call('DEL', batch_live_key(id), batch_ended_key(id))
 redis.call('PEXPIRE', batch_key(id), ARGV[9])
 if redis.call('EXISTS', file_key(batch[3])) == 1 then redis.call('HINCRBY', file_key(batch[3]), 'readers', -1) end
-redis.call('HSET', job_key(id), 'finished_fence', ARGV[4])
-end_job(id, status, code == '' and '{"v":1,"state":"completed"}' or '', code, message, '')
+local ending = { state = status, fields = { 'finished_fence', ARGV[4] } }
+if code == '' then ending.result = '{"v":1,"state":"completed"}' else ending.code, ending.message = code, message end
+end_job(read_job(id, ENDING), ending)
 return status

@@ -6,5 +6,5 @@ if not holds(id, ARGV[4]) then return 0 end
 local delay_ms = tonumber(ARGV[5])
 local moved = redis.call('HGET', batch_key(id), 'status') ~= ARGV[6]
 if moved or has_harvest(id, redis.call('ZCOUNT', batch_ended_key(id), '-inf', ARGV[7])) then delay_ms = 0 end
-requeue(id, 'batches', NOW + delay_ms)
+requeue(id, NOW + delay_ms)
 return 1

@@ -2,8 +2,8 @@
 -- allow-oom: a full store must drain.
 -- ARGV[3] queue, ARGV[4] worker, ARGV[5] limit, ARGV[6] least urgent priority that may be claimed, 0 realtime .. 2
 -- ARGV[7] how many claims the worker holds, ARGV[8] id of this call or '': a repeat of the last call gets its answer
--- Reply: list of {id, fence, request, priority, tenant, due_ms, arrival_ms, now_ms, deadline_ms or '', losses, attempts,
---   1 when it must run alone}
+-- Reply: now_ms, then two for each job: words with a blank between, '-' for none: id, fence, priority, due_ms,
+--   arrival_ms, deadline_ms, losses, attempts, 1 when it must run alone, tenant; and its request. Flat
 -- Order: the highest priority with work; in it the tenant with the least service; of that tenant the earliest due time.
 -- One eighth of the service, in tokens, goes to whatever is most overdue in any priority.
 -- A job that one more loss would make dead is suspected of killing its workers: it goes alone to a worker that holds
@@ -13,30 +13,46 @@ local queue, worker, limit, max_level = ARGV[3], ARGV[4], tonumber(ARGV[5]), ton
 local num_held, call = tonumber(ARGV[7]), ARGV[8]
 local OVERDUE_SHARE = 8
 
+local READ = { 'tenant', 'priority', 'cost', 'weight', 'batch', 'due_ms', 'arrival_ms', 'deadline_ms', 'losses',
+  'max_losses', 'attempts', 'fence', 'first_claim_ms' }
+
+-- Read once, however often it is looked at before its turn comes.
+local jobs = {}
+local function job_of(id)
+  jobs[id] = jobs[id] or read_job(id, READ)
+  return jobs[id]
+end
+
 local function is_suspect(id)
-  local max_losses = max_losses_of(id)
-  return max_losses > 1 and tonumber(redis.call('HGET', job_key(id), 'losses')) >= max_losses - 1
+  local job = job_of(id)
+  local max_losses = max_losses_of(job)
+  return max_losses > 1 and tonumber(job.losses) >= max_losses - 1
 end
 
-local function is_late(id)
-  return tonumber(redis.call('HGET', job_key(id), 'deadline_ms') or 'inf') <= NOW
+local function is_late(id) return (tonumber(job_of(id).deadline_ms) or math.huge) <= NOW end
+
+local function answer(ids)
+  if #ids == 0 then return {} end
+  local reply, names = { int(NOW) }, {}
+  for index, id in ipairs(ids) do
+    local job = job_of(id)
+    reply[2 * index] = table.concat({ id, job.fence, job.priority, job.due_ms, job.arrival_ms, job.deadline_ms or '-',
+      job.losses, job.attempts, is_suspect(id) and '1' or '0', job.tenant }, ' ')
+    names[index] = request_key(id)
+  end
+  for index, request in ipairs(redis.call('MGET', unpack(names))) do reply[2 * index + 1] = request or '' end
+  return reply
 end
 
-local function answer(id)
-  local job = redis.call('HMGET', job_key(id), 'fence', 'priority', 'tenant', 'due_ms', 'arrival_ms', 'deadline_ms',
-    'losses', 'attempts')
-  return { id, job[1], redis.call('GET', request_key(id)) or '', job[2], job[3], job[4], job[5], int(NOW),
-    job[6] or '', job[7], job[8], is_suspect(id) and '1' or '0' }
-end
-
+-- The ids that a call of this name was answered before and that its leases still hold.
 local function answered_before()
   local known = call ~= '' and redis.call('GET', claimed_key(worker, queue))
   if not known or string.match(known, '^%S+') ~= call then return end
-  local claims = {}
+  local ids = {}
   for id, fence in string.gmatch(known, '(%S+)/(%d+)') do
-    if holds(id, fence) then claims[#claims + 1] = answer(id) end
+    if holds(id, fence) then ids[#ids + 1] = id end
   end
-  return claims
+  return ids
 end
 
 -- Follow the 95th percentile of the waits: up a lot for one above it, down a little for one below (Robbins, Monro 1951).
@@ -49,17 +65,31 @@ local function note_wait(priority, arrival_ms)
   redis.call('HSET', load_key(queue), 'wait_p95_ms', p95_ms)
 end
 
+-- What a priority's line was last found to begin with: its head when that is overdue, false when not; unknown again when
+-- the head is gone. And the priorities that were found empty: nothing becomes ready during a claim.
+local heads, empty = {}, {}
+
+local function overdue_head(priority)
+  if heads[priority] == nil then
+    local found = redis.call('ZRANGE', ready_key(queue, priority), 0, 0, 'WITHSCORES')
+    local is_overdue = found[1] and tonumber(found[2]) < NOW
+    heads[priority] = is_overdue and { id = found[1], due_ms = tonumber(found[2]) } or false
+  end
+  return heads[priority]
+end
+
 local function lease(id, priority)
-  local job = redis.call('HMGET', job_key(id), 'tenant', 'cost', 'weight', 'batch', 'arrival_ms')
-  note_wait(priority, tonumber(job[5]))
-  charge(queue, priority, job[1], tonumber(job[2]) / tonumber(job[3] or '1'))
-  take_ready(id, queue, priority, job[1])
-  redis.call('HINCRBY', job_key(id), 'fence', 1)
-  redis.call('HINCRBY', job_key(id), 'attempts', 1)
-  redis.call('HSET', job_key(id), 'state', 'running', 'worker', worker, 'claimed_ms', int(NOW))
-  redis.call('HSETNX', job_key(id), 'first_claim_ms', int(NOW))
-  redis.call('ZADD', leases_key(queue), int(NOW + LIMITS.lease_ms), id)
-  if is_listed(id, job[4]) then relist(id, job[1], 'queued', 'running', job[5]) end
+  local job = job_of(id)
+  note_wait(priority, tonumber(job.arrival_ms))
+  charge(queue, priority, job.tenant, tonumber(job.cost) / tonumber(job.weight or '1'))
+  take_ready(id, queue, priority, job.tenant)
+  if heads[priority] and heads[priority].id == id then heads[priority] = nil end
+  if job.deadline_ms then place(deadlines_key(queue), id) end
+  job.fence, job.attempts = int(job.fence + 1), int(job.attempts + 1)
+  redis.call('HSET', job_key(id), 'state', 'running', 'worker', worker, 'claimed_ms', int(NOW), 'fence', job.fence,
+    'attempts', job.attempts, 'first_claim_ms', job.first_claim_ms or int(NOW))
+  place(leases_key(queue), id, int(NOW + LIMITS.lease_ms))
+  if is_listed(id, job.batch) then relist(id, job.tenant, 'queued', 'running', job.arrival_ms) end
   count(queue, 'claimed')
 end
 
@@ -87,8 +117,9 @@ end
 local function first_ready()
   for level = 0, max_level do
     local priority = PRIORITIES[level + 1]
-    for index = 0, MAX_PASSED_OVER do
+    for index = 0, empty[priority] and -1 or MAX_PASSED_OVER do
       local tenant = redis.call('ZRANGE', tenants_key(queue, priority), index, index, 'WITHSCORES')
+      empty[priority] = index == 0 and not tenant[1]
       if not tenant[1] then break end
       local id = first_of(priority, tenant[1])
       if id then return id, priority, tenant[2] end
@@ -97,23 +128,15 @@ local function first_ready()
 end
 
 local function most_overdue()
-  local found_id, found_priority, found_due
+  local found, found_priority
   for level = 0, max_level do
     local priority = PRIORITIES[level + 1]
-    local head = redis.call('ZRANGE', ready_key(queue, priority), 0, 0, 'WITHSCORES')
-    local is_overdue = head[1] and tonumber(head[2]) < NOW and not (passes_over and is_suspect(head[1]))
-    if is_overdue and (not found_due or tonumber(head[2]) < found_due) then
-      found_id, found_priority, found_due = head[1], priority, tonumber(head[2])
+    local head = overdue_head(priority)
+    if head and not (passes_over and is_suspect(head.id)) and (not found or head.due_ms < found.due_ms) then
+      found, found_priority = head, priority
     end
   end
-  return found_id, found_priority
-end
-
--- The level never falls, or a tenant that was given service back would take it with it.
-local function raise_level(priority, service)
-  if tonumber(service) <= level_of(queue, priority) then return end
-  redis.call('HSET', share_key(queue), 'service:' .. priority, service)
-  redis.call('ZREMRANGEBYSCORE', served_key(queue, priority), '-inf', service)
+  return found and found.id, found_priority
 end
 
 -- Choose the next job and account for it: its id and priority, nothing when none may be had.
@@ -121,11 +144,10 @@ local function choose(credit)
   local id, priority, service = first_ready()
   if not id then return nil, nil, credit end
   local late_id, late_priority = most_overdue()
-  local cost = tonumber(redis.call('HGET', job_key(id), 'cost'))
+  local cost = tonumber(job_of(id).cost)
   -- Credit is earned only while something is overdue; a claim of urgent work alone cannot tell.
   if not late_id then return id, priority, max_level == 2 and 0 or credit + cost, service end
-  local late_cost = tonumber(redis.call('HGET', job_key(late_id), 'cost'))
-  local price = late_cost * (OVERDUE_SHARE - 1)
+  local price = tonumber(job_of(late_id).cost) * (OVERDUE_SHARE - 1)
   if credit >= price then return late_id, late_priority, credit - price end
   return id, priority, credit + cost, service
 end
@@ -134,39 +156,42 @@ reap(queue, 64)
 promote(queue, 256)
 expire_late(queue, 64)
 
-local claims = answered_before()
-if claims then return claims end
-claims = {}
-local leased, is_blocked = {}, false
+local known = answered_before()
+if known then return answer(known) end
+local ids, leased, is_blocked = {}, {}, false
 local credit = tonumber(redis.call('HGET', share_key(queue), 'credit') or '0')
 -- Work begins again: the window over which the speed is measured holds no idle time.
 if redis.call('EXISTS', leases_key(queue)) == 0 then
   redis.call('HDEL', load_key(queue), 'window_ms', 'window_tokens')
 end
-while #claims < limit do
+while #ids < limit do
   local id, priority, credit_after, service = choose(credit)
   -- More may be late than one call ends. Those left must not be handed out; they are ended a call at a time.
-  if id and is_late(id) and expire_late(queue, 64) > 0 then id, priority, credit_after, service = choose(credit) end
+  if id and is_late(id) and expire_late(queue, 64) > 0 then
+    heads = {}
+    id, priority, credit_after, service = choose(credit)
+  end
   if not id or is_late(id) then break end
   local is_alone = is_suspect(id)
-  is_blocked = is_alone and num_held + #claims > 0
+  is_blocked = is_alone and num_held + #ids > 0
   if is_blocked then break end
-  if service then raise_level(priority, service) end
+  if service then raise_level(queue, priority, service) end
   lease(id, priority)
   credit = credit_after
-  claims[#claims + 1] = answer(id)
-  leased[#leased + 1] = id .. '/' .. claims[#claims][2]
+  ids[#ids + 1] = id
+  leased[#leased + 1] = id .. '/' .. job_of(id).fence
   if is_alone then break end
 end
-if #claims > 0 then
+if #ids > 0 then
+  write_levels(queue)
   redis.call('HSET', share_key(queue), 'credit', int(credit))
   if call ~= '' then
     redis.call('SET', claimed_key(worker, queue), call .. ' ' .. table.concat(leased, ' '), 'PX', LIMITS.lease_ms)
   end
 end
 -- A worker that waits to be idle, or passed over all that is left, would answer its own ring, again and again.
-local rings_in_vain = is_blocked or (passes_over and #claims < limit)
+local rings_in_vain = is_blocked or (passes_over and #ids < limit)
 for _, priority in ipairs(rings_in_vain and {} or PRIORITIES) do
   if redis.call('EXISTS', ready_key(queue, priority)) == 1 then ring(queue, priority) end
 end
-return claims
+return answer(ids)

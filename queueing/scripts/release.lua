@@ -3,5 +3,5 @@
 -- Reply: 1 released, 0 the lease was not held
 if not holds(ARGV[3], ARGV[4]) then return 0 end
 if ARGV[6] ~= '' then redis.call('SET', request_key(ARGV[3]), ARGV[6]) end
-requeue(ARGV[3], redis.call('HGET', job_key(ARGV[3]), 'queue'), NOW + tonumber(ARGV[5]))
+requeue(ARGV[3], NOW + tonumber(ARGV[5]))
 return 1

@@ -4,7 +4,7 @@
 local lost = {}
 for i = 4, #ARGV, 2 do
   if holds(ARGV[i], ARGV[i + 1]) then
-    redis.call('ZADD', leases_key(ARGV[3]), int(NOW + LIMITS.lease_ms), ARGV[i])
+    place(leases_key(ARGV[3]), ARGV[i], int(NOW + LIMITS.lease_ms))
   else
     lost[#lost + 1] = ARGV[i]
   end

@@ -8,7 +8,7 @@ from tests.queueing.conftest import LEASE_MS
 from tests.support.audit import faults_in
 from tests.support.jobs import QUEUE, TENANT, a_job, a_result, claim_one, enqueue
 
-FENCE = " and job[2] == fence"
+FENCE = " and job.fence == fence"
 
 
 @pytest.fixture
