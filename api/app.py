@@ -41,7 +41,7 @@ from ops.metrics import HttpMetrics, JobMetrics, QueueMetrics, StoreMetrics, new
 from ops.settings import Settings
 from queueing import keys
 from queueing.admission import Admission
-from queueing.batch_input import ENDPOINTS, InputRules
+from queueing.batch_input import InputRules
 from queueing.batch_store import BatchStore
 from queueing.dead_jobs import DeadJobs
 from queueing.deliveries import DeliveryLog
@@ -147,7 +147,7 @@ def create_api(settings: Settings) -> Api:
     app.register_blueprint(CompletionRoutes(answers, models).blueprint())
     app.register_blueprint(ResponseRoutes(answers, queue, models).blueprint())
     app.register_blueprint(_file_routes(settings, client, drain).blueprint())
-    app.register_blueprint(_batch_routes(settings, client, drain).blueprint())
+    app.register_blueprint(_batch_routes(settings, client, drain, rates).blueprint())
     app.register_blueprint(_webhook_routes(settings, client, waiters).blueprint())
     app.register_blueprint(webhook_secret_blueprint(webhook_secret))
     app.register_blueprint(docs_blueprint(lambda: api_document(app)))
@@ -205,14 +205,16 @@ def _webhook_routes(settings: Settings, client: "redis.Redis", waiters: Waiters)
 def _file_routes(settings: Settings, client: "redis.Redis", drain: Drain) -> FileRoutes:
     limits = QueueLimits(**settings.queue_limits())
     files = FileStore(client, settings.data_dir, limits, prefix=settings.key_prefix)
-    rules = InputRules(ENDPOINTS, max_line_bytes=settings.max_body_bytes)
+    rules = InputRules(max_line_bytes=settings.max_body_bytes)
     return FileRoutes(files, rules, drain, max_file_bytes=settings.max_file_bytes)
 
 
-def _batch_routes(settings: Settings, client: "redis.Redis", drain: Drain) -> BatchRoutes:
+def _batch_routes(
+    settings: Settings, client: "redis.Redis", drain: Drain, rates: TenantRates
+) -> BatchRoutes:
     limits = QueueLimits(**settings.queue_limits())
     batches = BatchStore(client, limits, prefix=settings.key_prefix)
-    return BatchRoutes(batches, drain, window=settings.batch_window)
+    return BatchRoutes(batches, drain, rates, window=settings.batch_window)
 
 
 def _new_flask(settings: Settings) -> Flask:

@@ -1,13 +1,15 @@
 """Admission: how much a tenant may ask for in a time, kept as token buckets in Redis.
 
 Requests and tokens are taken in one atomic step (scripts/admit.lua), so that a refusal costs
-nothing. Tokens are counted as a job's cost: its prompt and all it may generate. Knows no HTTP and
-no queue. Raises StoreUnavailable when Redis is down: without its buckets nobody is admitted.
+nothing. Tokens are counted as a job's cost: its prompt and all it may generate. Lines of a batch
+take tokens from the same buckets but leave a share to live calls, which must not find nothing.
+Knows no HTTP and no queue. Raises StoreUnavailable when Redis is down: without its buckets nobody
+is admitted.
 """
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import redis
 
@@ -17,6 +19,8 @@ from queueing.store import Script
 
 # Clients take a longer wait for a reason to give up.
 MAX_RETRY_AFTER_S = 120
+# What lines of batches leave in each bucket of tokens to live calls.
+LIVE_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +70,25 @@ class Admission:
 
     def take(self, tenant: str, limits: RateLimits, tokens: int) -> Verdict:
         """Count one request of `tokens`, or refuse it and count nothing."""
+        return self._ask(tenant, limits, tokens)
+
+    def take_line(
+        self, tenant: str, limits: RateLimits, tokens: int, batch_id: str, line: int
+    ) -> Verdict:
+        """Count the tokens of a batch's line, or say how long to wait and count nothing.
+
+        Lines are asked for in their order; one that was counted before is not counted again. A line
+        is no request: the batch was one.
+        """
+        of_tokens = replace(limits, requests_per_min=None)
+        return self._ask(tenant, of_tokens, tokens, LIVE_SHARE, batch_id, line)
+
+    def _ask(self, tenant: str, limits: RateLimits, tokens: int, *line: str | float) -> Verdict:
         if limits.are_unlimited:
             return Verdict()
         now_ms = str(self._clock.now_ms()) if self._clock else ""
         given = {name: value for name, value in asdict(limits).items() if value is not None}
-        reply = self._admit(now_ms, self._limits_json, tenant, json.dumps(given), tokens)
+        reply = self._admit(now_ms, self._limits_json, tenant, json.dumps(given), tokens, *line)
         used_up, wait_ms, name, limit, remaining, reset_ms = reply
         wait_s = min(MAX_RETRY_AFTER_S, max(1, math.ceil(int(wait_ms) / 1000)))
         return Verdict(

@@ -1,12 +1,12 @@
 """The input file of a batch: how its bytes become lines and a line becomes a request. No Redis.
 
 A line is read strictly and never holds more memory than the longest one allowed. Rules of the
-format make a Fault, which fails the batch; what is inside `body` is not looked at here, because it
-is that line's problem alone.
+format make a Fault, which fails the batch; which `url` it is and what is inside `body` is not
+looked at here, because that is the line's problem alone.
 """
 
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -14,7 +14,6 @@ from queueing.batch import MAX_FAULTS, Cursor, Fault
 from queueing.body import parse_object
 from queueing.errors import RequestError
 
-ENDPOINTS = ("/v1/chat/completions",)
 MAX_CUSTOM_ID = 512
 MARK_NOTE = "a UTF-8 byte order mark at the start of the file was removed"
 
@@ -49,6 +48,7 @@ class LineRequest:
     """A line that keeps the rules."""
 
     custom_id: str
+    url: str
     body: dict[str, Any]  # JSON that its own endpoint checks
 
 
@@ -115,12 +115,9 @@ class InputReader:
 
 
 class InputRules:
-    """What the lines of a file must keep: one of the `urls`, and bounds."""
+    """What the lines of a file must keep: a form, and bounds."""
 
-    def __init__(
-        self, urls: Collection[str], *, max_lines: int = 50_000, max_line_bytes: int = 1_048_576
-    ) -> None:
-        self._urls = urls
+    def __init__(self, *, max_lines: int = 50_000, max_line_bytes: int = 1_048_576) -> None:
         self._max_lines = max_lines
         self._max_line_bytes = max_line_bytes
 
@@ -182,19 +179,9 @@ class InputRules:
                 raise _refused("missing_required_parameter", f"{name} is missing", number, name)
         return LineRequest(
             custom_id=_custom_id(fields["custom_id"], number),
-            body=self._body(fields, number),
+            url=_url(fields, number),
+            body=_body(fields, number),
         )
-
-    def _body(self, fields: dict[str, Any], number: int) -> dict[str, Any]:
-        if fields["method"] != "POST":
-            raise _refused("invalid_method", "method must be POST", number, "method")
-        if fields["url"] not in self._urls:
-            message = f"url must be {' or '.join(self._urls)}"
-            raise _refused("invalid_url", message, number, "url")
-        body = fields["body"]
-        if not isinstance(body, dict):
-            raise _refused("invalid_body", "body must be an object", number, "body")
-        return body
 
     def _check_unique(self, custom_id: str, number: int, lines_by_id: dict[bytes, int]) -> None:
         digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
@@ -214,6 +201,22 @@ def _custom_id(value: object, number: int) -> str:
         message = "custom_id must not hold control characters"
         raise _refused("invalid_custom_id", message, number, "custom_id")
     return value
+
+
+def _url(fields: dict[str, Any], number: int) -> str:
+    if fields["method"] != "POST":
+        raise _refused("invalid_method", "method must be POST", number, "method")
+    url = fields["url"]
+    if not isinstance(url, str):
+        raise _refused("invalid_url", "url must be a string", number, "url")
+    return url
+
+
+def _body(fields: dict[str, Any], number: int) -> dict[str, Any]:
+    body = fields["body"]
+    if not isinstance(body, dict):
+        raise _refused("invalid_body", "body must be an object", number, "body")
+    return body
 
 
 def _refused(code: str, message: str, line: int, param: str | None = None) -> InputFault:

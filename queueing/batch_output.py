@@ -17,10 +17,10 @@ from typing import Any
 from queueing.draft import Draft, sync_folder, translated_disk_errors
 from queueing.errors import FailureCode
 from queueing.job import JobError, JobResult, JobState, Usage
-from queueing.openai_chat import chat_completion
 
 _STATUS_OF_CODE = {
     FailureCode.MODEL_NOT_FOUND: 404,
+    FailureCode.QUOTA_EXCEEDED: 429,
     FailureCode.ENGINE_ERROR: 500,
     FailureCode.OUT_OF_MEMORY: 500,
     FailureCode.WORKER_LOST: 500,
@@ -40,11 +40,13 @@ class NotRun(StrEnum):
 
     EXPIRED = "batch_expired"
     CANCELLED = "batch_cancelled"
+    FAILED = "batch_failed"
 
 
 _NOT_RUN_MESSAGES = {
     NotRun.EXPIRED: "the batch's completion window was over before this line ran",
     NotRun.CANCELLED: "the batch was cancelled before this line ran",
+    NotRun.FAILED: "the batch failed before this line ran; its errors say why",
 }
 
 
@@ -65,11 +67,13 @@ class LineId:
     custom_id: str
 
 
-def line_of_result(line_id: LineId, result: JobResult, created_s: int) -> OutputLine:
-    """Return the line of a job that ended; a job nobody ran counts as not run because cancelled."""
-    if result.state is JobState.COMPLETED:
-        body = chat_completion(line_id.job_id, result.model, result, created_s)
-        return OutputLine(LineKind.OUTPUT, _answered(line_id, 200, body), result.usage)
+def line_of_answer(line_id: LineId, body: dict[str, Any], usage: Usage) -> OutputLine:
+    """Return the line of a job that completed; `body` is its endpoint's answer."""
+    return OutputLine(LineKind.OUTPUT, _answered(line_id, 200, body), usage)
+
+
+def line_of_failure(line_id: LineId, result: JobResult) -> OutputLine:
+    """Return the line of a job that did not complete; one that nobody ran says why."""
     if result.state is JobState.CANCELLED:
         return line_not_run(line_id, NotRun.CANCELLED)
     if result.state is JobState.EXPIRED:

@@ -11,7 +11,7 @@ from typing import Any
 
 import redis
 
-from queueing import keys, wire
+from queueing import keys
 from queueing.batch import (
     Batch,
     BatchStatus,
@@ -29,7 +29,7 @@ from queueing.errors import (
     StaleLease,
 )
 from queueing.files import MONTH_S, FileLabel, FilePurpose, PlacedFile, record_of
-from queueing.job import BATCH_QUEUE, Idempotency, JobResult, JobState, Lease
+from queueing.job import BATCH_QUEUE, Idempotency, JobState, Lease
 from queueing.pages import Page, PageQuery, read_page
 from queueing.queue import QueueLimits
 from queueing.store import Script, translated_errors
@@ -39,7 +39,7 @@ _RECORD_TTL_MS = MONTH_S * 1000
 _ENDS = {
     BatchStatus.COMPLETED: ("", ""),
     BatchStatus.EXPIRED: (FailureCode.DEADLINE_EXCEEDED, "the batch's window was over"),
-    BatchStatus.FAILED: (FailureCode.INVALID_REQUEST, "the batch's input file is not valid"),
+    BatchStatus.FAILED: (FailureCode.INVALID_REQUEST, "the batch's input file can't be used"),
 }
 
 
@@ -198,19 +198,6 @@ class BatchStore:
                 pipeline.zrangebyscore(key, f"({line}", "+inf", withscores=True)
             live, ended = pipeline.execute()
         return {int(number) for _, number in live + ended}
-
-    def results(self, job_ids: Sequence[str]) -> list[tuple[JobResult | None, float]]:
-        """Return the results of ended lines and when they arrived; None for one that was erased."""
-        with translated_errors():
-            pipeline = self._client.pipeline(transaction=False)
-            for job_id in job_ids:
-                pipeline.get(keys.RESULT.of(self._prefix, id=job_id))
-                pipeline.hget(keys.JOB.of(self._prefix, id=job_id), "arrival_ms")
-            replies = pipeline.execute()
-        return [
-            (wire.decode_result(result) if result else None, int(arrival_ms or 0) / 1000)
-            for result, arrival_ms in zip(replies[0::2], replies[1::2], strict=True)
-        ]
 
     def _head(self) -> tuple[str, str]:
         return (str(self._clock.now_ms()) if self._clock else "", self._limits_json)

@@ -18,6 +18,8 @@ from queueing.job import Choice, JobResult
 from queueing.openai_answer import openai_id, openai_usage
 from queueing.openai_format import ChatFormat
 from queueing.openai_sampling import (
+    UNSERVED_OF_LINES,
+    UNSERVED_TIERS_OF_LINES,
     SamplingBody,
     ServiceTier,
     StreamOptions,
@@ -47,8 +49,7 @@ _UNSERVED: dict[str, tuple[Any, ...]] = {  # values of JSON
     "verbosity": (),
     "web_search_options": (),
 }
-# A line of a batch is not streamed.
-_UNSERVED_OF_LINES = _UNSERVED | {"stream": (False,), "stream_options": ()}
+_UNSERVED_OF_LINES = _UNSERVED | UNSERVED_OF_LINES | UNSERVED_TIERS_OF_LINES
 _UNSERVED_OF_MESSAGES: dict[str, tuple[Any, ...]] = {  # values of JSON
     "annotations": ([],),
     "audio": (),
@@ -149,7 +150,7 @@ class ChatCall(ChatBody):
     stream_options: StreamOptions | None = None
 
 
-def parse_chat_body(body: dict[str, Any]) -> ChatBody:
+def parse_chat_line(body: dict[str, Any]) -> ChatBody:
     """Return a batch line's body; raises RequestError that names the parameter at fault."""
     return validate(ChatBody, without_unserved(body, _UNSERVED_OF_LINES))
 

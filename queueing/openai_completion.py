@@ -17,6 +17,7 @@ from queueing.fields import MaxTokens
 from queueing.job import Choice, JobResult
 from queueing.openai_answer import openai_id, openai_usage
 from queueing.openai_sampling import (
+    UNSERVED_OF_LINES,
     SamplingBody,
     StreamOptions,
     check_stream_options,
@@ -32,6 +33,7 @@ _UNSERVED: dict[str, tuple[Any, ...]] = {  # values of JSON
     "echo": (False,),
     "suffix": ("",),
 }
+_UNSERVED_OF_LINES = _UNSERVED | UNSERVED_OF_LINES
 _MAX_PROMPT_IDS = 1_000_000
 _TOKEN_LIMIT = 2**31
 
@@ -71,6 +73,11 @@ class CompletionCall(SamplingBody):
     logprobs: Annotated[int | None, Field(ge=0, le=5, description="an integer from 0 to 5")] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+
+
+def parse_completion_line(body: dict[str, Any]) -> CompletionCall:
+    """Return a batch line's body; raises RequestError that names the parameter at fault."""
+    return validate(CompletionCall, without_unserved(body, _UNSERVED_OF_LINES))
 
 
 def parse_completion_call(body: dict[str, Any]) -> CompletionCall:

@@ -17,6 +17,8 @@ from queueing.job import JobError, JobRecord, JobState, Usage
 from queueing.openai_answer import openai_id
 from queueing.openai_format import TextFormat
 from queueing.openai_sampling import (
+    UNSERVED_OF_LINES,
+    UNSERVED_TIERS_OF_LINES,
     ModelName,
     ServiceTier,
     StreamOptions,
@@ -50,6 +52,14 @@ _UNSERVED: dict[str, tuple[Any, ...]] = {  # values of JSON
     "tools": ([],),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
+}
+# Nobody can fetch, follow or cancel the response of a line.
+_UNSERVED_OF_LINES: dict[str, tuple[Any, ...]] = {  # values of JSON
+    **_UNSERVED,
+    **UNSERVED_OF_LINES,
+    **UNSERVED_TIERS_OF_LINES,
+    "background": (False,),
+    "store": (False,),
 }
 _UNSERVED_OF_ITEMS: dict[str, tuple[Any, ...]] = {  # values of JSON
     "phase": (),
@@ -184,6 +194,11 @@ class ResponseCall(StrictModel):
         if form is None:
             return {"format": {"type": "text"}}
         return {"format": form.model_dump(by_alias=True, exclude_none=True)}
+
+
+def parse_response_line(body: dict[str, Any]) -> ResponseCall:
+    """Return a batch line's body; raises RequestError that names the parameter at fault."""
+    return validate(ResponseCall, without_unserved(body, _UNSERVED_OF_LINES))
 
 
 def parse_response_call(body: dict[str, Any]) -> ResponseCall:

@@ -17,6 +17,15 @@ from queueing.job import Priority
 from queueing.served_model import ServedModel
 
 MAX_CHOICES = 16
+# What no line of a batch can have, and the values beside null that ask for nothing: a line is told
+# in a file, once, and its batch says how urgent it is.
+UNSERVED_OF_LINES: dict[str, tuple[Any, ...]] = {  # values of JSON
+    "stream": (False,),
+    "stream_options": (),
+}
+UNSERVED_TIERS_OF_LINES: dict[str, tuple[Any, ...]] = {  # values of JSON
+    "service_tier": ("auto", "default", "flex"),
+}
 
 ModelName = Annotated[str, Field(max_length=256, description="the name of a served model")]
 User = Annotated[

@@ -19,6 +19,7 @@ from engine.tokenizer import Tokenizer
 from ops.logs import Event, configure_logging
 from ops.metrics import BatchMetrics, WebhookMetrics, new_registry
 from ops.settings import Settings
+from queueing.admission import Admission
 from queueing.batch_store import BatchStore
 from queueing.clock import SystemClock
 from queueing.deliveries import DeliveryLog
@@ -26,14 +27,14 @@ from queueing.endpoints import EndpointStore
 from queueing.errors import StaleLease
 from queueing.files import FileStore
 from queueing.job import BATCH_QUEUE, JANITOR_QUEUE, WEBHOOK_QUEUE, Lease, task_of_queue
-from queueing.openai_chat import parse_chat_body, size_chat
 from queueing.queue import JobQueue, QueueLimits
 from queueing.served_model import ServedModel, ServedModels
 from queueing.store import connect
 from queueing.tenants import Tenant, TenantStore
 from queueing.webhook_signature import WebhookSecret
 from queueing.webhook_url import UrlPolicy
-from workers.batches import BatchTicker, LinePolicy, TickLimits
+from workers.batch_lines import BatchLines, LinePolicy, TickLimits
+from workers.batches import BatchTicker
 from workers.celery_config import consume_from, make_celery, worker_options
 from workers.drain import Drain
 from workers.file_sweep import FileSweep
@@ -101,7 +102,9 @@ def run_cpu_worker(settings: Settings, name: str | None = None) -> int:
         max_lines=settings.max_batch_lines, max_line_bytes=settings.max_body_bytes
     )
     policy_of = _line_policies(settings, TenantStore(client, prefix=settings.key_prefix))
-    ticker = BatchTicker(jobs, batches, files, policy_of, BatchMetrics(registry), tick_limits)
+    admission = Admission(client, prefix=settings.key_prefix)
+    lines = BatchLines(files, batches, admission, policy_of, tick_limits)
+    ticker = BatchTicker(jobs, batches, files, lines, BatchMetrics(registry), tick_limits)
     works: dict[str, Work] = {
         JANITOR_QUEUE: lambda lease, _request: janitor.run(lease),
         BATCH_QUEUE: lambda lease, _request: ticker.tick(lease),
@@ -149,10 +152,7 @@ def _line_policies(settings: Settings, tenants: TenantStore) -> Callable[[str], 
 
     def policy_of(name: str) -> LinePolicy:
         tenant = tenants.get(name) or Tenant(name)
-        allowed = models.among(tenant.models)
-        return LinePolicy(
-            lambda body: size_chat(parse_chat_body(body), allowed), tenant.tier.weight
-        )
+        return LinePolicy(tenant, models.among(tenant.models))
 
     return policy_of
 

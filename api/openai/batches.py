@@ -17,10 +17,11 @@ from pydantic import Field
 from api.auth import current_tenant
 from api.drain import Drain
 from api.idempotency import read_idempotency
+from api.limits import TenantRates
 from api.openai.lists import list_object, read_page_query
 from api.requests import read_object, read_query
 from queueing.batch import Batch, BatchStatus, NewBatch, Progress
-from queueing.batch_input import ENDPOINTS
+from queueing.batch_endpoints import BATCH_ENDPOINTS
 from queueing.batch_store import BatchStore
 from queueing.body import StrictModel, validate
 from queueing.errors import FailureCode, RequestError
@@ -55,10 +56,13 @@ class BatchBody(StrictModel):
 class BatchRoutes:
     """The handlers of /v1/batches. They hold nothing of a request."""
 
-    def __init__(self, batches: BatchStore, drain: Drain, *, window: int) -> None:
+    def __init__(
+        self, batches: BatchStore, drain: Drain, rates: TenantRates, *, window: int
+    ) -> None:
         """Take how many lines of a batch may be in the queue at once."""
         self._batches = batches
         self._drain = drain
+        self._rates = rates
         self._window = window
 
     def blueprint(self) -> Blueprint:
@@ -81,8 +85,8 @@ class BatchRoutes:
         body = validate(BatchBody, fields)
         if not _FILE_ID.fullmatch(body.input_file_id):
             raise RequestError(FailureCode.NOT_FOUND, "no such file", "input_file_id")
-        if body.endpoint not in ENDPOINTS:
-            message = f"endpoint must be {' or '.join(ENDPOINTS)}"
+        if body.endpoint not in BATCH_ENDPOINTS:
+            message = f"endpoint must be {' or '.join(BATCH_ENDPOINTS)}"
             raise RequestError(FailureCode.INVALID_REQUEST, message, "endpoint")
         expiry = body.output_expires_after
         batch = NewBatch(
@@ -96,6 +100,8 @@ class BatchRoutes:
             metadata=body.metadata,
             output_ttl_s=expiry.seconds if expiry else None,
         )
+        # Its tokens are counted line by line, when they are sent.
+        self._rates.take(current_tenant(), 0)
         return self._answer(self._batches.create(batch, read_idempotency("batches", fields)))
 
     def list(self) -> Response:

@@ -20,9 +20,10 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
 
 @pytest.fixture(scope="session")
 def real(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[LiveStack]:
-    """Run an API and an engine's worker on the demonstration model for the whole session."""
+    """Run an API and all workers on the demonstration model for the whole session."""
     stack = LiveStack(tmp_path_factory.mktemp("real"), model=model_folder)
     stack.start()
+    stack.start_cpu_worker()
     yield stack
     stack.stop()
 

@@ -17,6 +17,7 @@ from engine.registry import Provenance, write_manifest
 from engine.tokenizer import Tokenizer
 from ops.metrics import BatchMetrics
 from queueing import wire
+from queueing.admission import Admission
 from queueing.batch_store import BatchStore
 from queueing.files import FileStore
 from queueing.job import (
@@ -29,15 +30,16 @@ from queueing.job import (
     Usage,
     generate_queue,
 )
-from queueing.openai_chat import parse_chat_body, size_chat
 from queueing.queue import JobQueue
 from queueing.served_model import ServedModel, ServedModels
 from queueing.store import connect
+from queueing.tenants import Tenant
 from tests.support.api_server import ApiServer
 from tests.support.batch_bench import ENDPOINT, a_line, answer_to, as_jsonl
 from tests.support.cpu_worker import cpu_worker
 from tests.support.tiny_model import write_tiny_model
-from workers.batches import BatchTicker, LinePolicy
+from workers.batch_lines import BatchLines, LinePolicy
+from workers.batches import BatchTicker
 
 API_KEY = "pm_test-key"
 MODEL = "tiny"
@@ -69,7 +71,8 @@ class Stack:
         messages = wire.decode_request(request).messages
         assert messages is not None
         text = answer_to(messages[-1]["content"])
-        result = JobResult(JobState.COMPLETED, (Choice(0, text, "stop"),), Usage(5, 7), model=MODEL)
+        choices = (Choice(0, text, "stop"),)
+        result = JobResult(JobState.COMPLETED, choices, usage=Usage(5, 7), model=MODEL)
         self.queue.finish(Outcome(lease, result))
 
     def wait_for_end(self, batch_id: str) -> Batch:
@@ -122,13 +125,11 @@ def stack(server, redis_url, model_dir, data_dir) -> Iterator[Stack]:
     connection = connect(redis_url)
     queue = JobQueue(connection)
     models = ServedModels([ServedModel(MODEL, 512, 16, Tokenizer.load(model_dir))])
-    ticker = BatchTicker(
-        queue,
-        BatchStore(connection),
-        FileStore(connection, data_dir),
-        lambda _tenant: LinePolicy(lambda body: size_chat(parse_chat_body(body), models)),
-        BatchMetrics(CollectorRegistry()),
+    batches, files = BatchStore(connection), FileStore(connection, data_dir)
+    lines = BatchLines(
+        files, batches, Admission(connection), lambda name: LinePolicy(Tenant(name), models)
     )
+    ticker = BatchTicker(queue, batches, files, lines, BatchMetrics(CollectorRegistry()))
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=API_KEY, max_retries=0) as client:
         yield Stack(client, queue, ticker, redis_url)
     connection.close()

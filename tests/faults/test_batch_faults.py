@@ -13,7 +13,7 @@ from tests.support.batch_bench import MODEL, BatchBench, a_line, as_jsonl
 from tests.support.fuse import Fuse, Killed, fused_client, fused_disk
 from tests.support.load import amount
 from tests.support.server import RedisServer
-from workers.batches import TickLimits
+from workers.batch_lines import TickLimits
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from queueing.batch_input import Checked, InputReader, InputRules
 from tests.support.batch_bench import ENDPOINT, a_line, as_jsonl
 
 GOOD = as_jsonl([a_line("good")])
-RULES = InputRules((ENDPOINT,), max_lines=50, max_line_bytes=1_000)
+RULES = InputRules(max_lines=50, max_line_bytes=1_000)
 
 
 def check(content: bytes, rules: InputRules = RULES) -> Checked:
@@ -55,10 +55,7 @@ def test_a_line_that_is_not_strict_json_is_named(line):
     [
         ({"method": "GET"}, "invalid_method", "method"),
         ({"method": "post"}, "invalid_method", "method"),
-        ({"url": "/v1/foo"}, "invalid_url", "url"),
-        ({"url": ENDPOINT + "/"}, "invalid_url", "url"),
         ({"url": [ENDPOINT]}, "invalid_url", "url"),
-        ({"url": "https://host" + ENDPOINT}, "invalid_url", "url"),
         ({"body": "text"}, "invalid_body", "body"),
         ({"body": None}, "invalid_body", "body"),
         ({"custom_id": ""}, "invalid_custom_id", "custom_id"),
@@ -91,7 +88,7 @@ def test_a_repeated_custom_id_is_named_with_both_lines():
 
 
 def test_all_faults_up_to_a_hundred_are_listed():
-    rules = InputRules((ENDPOINT,), max_lines=1_000)
+    rules = InputRules(max_lines=1_000)
 
     faults = check(b"{\n" * 500, rules).faults
 
@@ -145,7 +142,7 @@ def test_a_line_without_end_takes_no_memory():
     content = io.BytesIO(b"x" * 50_000_000)
     tracemalloc.start()
 
-    faults = InputRules((ENDPOINT,)).check_file(content).faults
+    faults = InputRules().check_file(content).faults
 
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -4,7 +4,7 @@ import pytest
 
 from queueing.errors import FailureCode, RequestError
 from queueing.job import Choice, JobResult, JobState, Usage
-from queueing.openai_chat import chat_completion, parse_chat_body, size_chat
+from queueing.openai_chat import chat_completion, parse_chat_line, size_chat
 from queueing.served_model import ServedModel, ServedModels
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -40,12 +40,12 @@ def models():
 
 def refused(body):
     with pytest.raises(RequestError) as caught:
-        parse_chat_body(body)
+        parse_chat_line(body)
     return caught.value.code, caught.value.param
 
 
 def test_a_plain_chat_becomes_a_request_with_the_defaults_of_openai(models):
-    sized = size_chat(parse_chat_body(BODY), models)
+    sized = size_chat(parse_chat_line(BODY), models)
 
     request = sized.request
     assert (request.model, request.prompt, request.messages) == ("m", None, tuple(MESSAGES))
@@ -69,7 +69,7 @@ def test_everything_that_is_served_reaches_the_request(models):
         "stream": False,
     }
 
-    request = size_chat(parse_chat_body(body), models).request
+    request = size_chat(parse_chat_line(body), models).request
 
     assert (request.max_tokens, request.temperature, request.top_p) == (6, 0, 0.5)
     assert (request.stop, request.seed) == (("a", "b"), 7)
@@ -80,7 +80,7 @@ def test_null_is_the_same_as_leaving_a_parameter_out():
         ["max_tokens", "temperature", "stop", "seed", "tools", "n", "logprobs", "metadata"]
     )
 
-    assert parse_chat_body(BODY | nulls) == parse_chat_body(BODY)
+    assert parse_chat_line(BODY | nulls) == parse_chat_line(BODY)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_what_is_not_served_is_refused_by_name(name, value):
     ],
 )
 def test_a_value_that_asks_for_nothing_is_taken(name, value):
-    assert parse_chat_body(BODY | {name: value}) == parse_chat_body(BODY)
+    assert parse_chat_line(BODY | {name: value}) == parse_chat_line(BODY)
 
 
 def a_schema(definition):
@@ -127,14 +127,14 @@ def a_schema(definition):
 def test_a_response_format_becomes_the_schema_to_keep_to(form, schema):
     models = ServedModels([ServedModel("m", 20, 8, LetterEncoder(), OnlyObjects())])
 
-    request = size_chat(parse_chat_body(BODY | {"response_format": form}), models).request
+    request = size_chat(parse_chat_line(BODY | {"response_format": form}), models).request
 
     assert (None if request.schema is None else json.loads(request.schema)) == schema
 
 
 def test_a_schema_that_the_model_cannot_keep_to_is_refused():
     models = ServedModels([ServedModel("m", 20, 8, LetterEncoder(), OnlyObjects())])
-    chat = parse_chat_body(BODY | {"response_format": a_schema({"type": "objct"})})
+    chat = parse_chat_line(BODY | {"response_format": a_schema({"type": "objct"})})
 
     with pytest.raises(RequestError) as caught:
         size_chat(chat, models)
@@ -144,7 +144,7 @@ def test_a_schema_that_the_model_cannot_keep_to_is_refused():
 
 
 def test_without_a_compiler_of_schemas_a_response_format_is_refused_by_name(models):
-    chat = parse_chat_body(BODY | {"response_format": {"type": "json_object"}})
+    chat = parse_chat_line(BODY | {"response_format": {"type": "json_object"}})
 
     with pytest.raises(RequestError) as caught:
         size_chat(chat, models)
@@ -186,7 +186,7 @@ def test_what_shapes_the_draw_reaches_the_request(models):
         "top_logprobs": 4,
     }
 
-    sized = size_chat(parse_chat_body(body), models)
+    sized = size_chat(parse_chat_line(body), models)
 
     request = sized.request
     assert (request.n, request.presence_penalty, request.frequency_penalty) == (3, -1, 0.5)
@@ -220,7 +220,7 @@ def test_what_shapes_the_draw_is_refused_out_of_its_range(asked, param):
 
 def test_a_bias_on_a_token_that_the_model_lacks_is_refused(models):
     with pytest.raises(RequestError) as caught:
-        size_chat(parse_chat_body(BODY | {"logit_bias": {"256": 1}}), models)
+        size_chat(parse_chat_line(BODY | {"logit_bias": {"256": 1}}), models)
 
     assert caught.value.param == "logit_bias.256"
 
@@ -243,7 +243,7 @@ def test_an_answer_of_the_assistant_can_be_sent_back_as_the_client_holds_it():
         "function_call": None,
     }
 
-    chat = parse_chat_body(BODY | {"messages": [*MESSAGES, echoed, *MESSAGES]})
+    chat = parse_chat_line(BODY | {"messages": [*MESSAGES, echoed, *MESSAGES]})
 
     assert chat.messages[1].as_plain() == {"role": "assistant", "content": "hello"}
 
@@ -258,7 +258,7 @@ def test_a_message_that_asks_for_what_is_not_served_is_refused_by_name():
 
 
 def test_messages_that_the_template_refuses_are_the_callers_fault(models):
-    chat = parse_chat_body(BODY | {"messages": [{"role": "assistant", "content": "a"}]})
+    chat = parse_chat_line(BODY | {"messages": [{"role": "assistant", "content": "a"}]})
 
     with pytest.raises(RequestError) as caught:
         size_chat(chat, models)
@@ -267,7 +267,7 @@ def test_messages_that_the_template_refuses_are_the_callers_fault(models):
 
 
 def test_a_chat_too_long_is_refused_with_both_numbers(models):
-    chat = parse_chat_body(BODY | {"max_tokens": 18})
+    chat = parse_chat_line(BODY | {"max_tokens": 18})
 
     with pytest.raises(RequestError, match=r"20 tokens.*has 3.*is 18") as caught:
         size_chat(chat, models)
@@ -276,14 +276,14 @@ def test_a_chat_too_long_is_refused_with_both_numbers(models):
 
 
 def test_a_default_limit_is_cut_to_what_the_context_leaves(models):
-    chat = parse_chat_body(BODY | {"messages": [{"role": "user", "content": "x" * 17}]})
+    chat = parse_chat_line(BODY | {"messages": [{"role": "user", "content": "x" * 17}]})
 
     assert size_chat(chat, models).request.max_tokens == 2
 
 
 def test_a_model_that_is_not_served_is_not_found(models):
     with pytest.raises(RequestError) as caught:
-        size_chat(parse_chat_body(BODY | {"model": "other"}), models)
+        size_chat(parse_chat_line(BODY | {"model": "other"}), models)
 
     assert (caught.value.code, caught.value.param) == (FailureCode.MODEL_NOT_FOUND, "model")
 

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from ops.metrics import BatchMetrics
 from queueing import wire
+from queueing.admission import Admission
 from queueing.batch import Batch, NewBatch
 from queueing.batch_store import BatchStore
 from queueing.clock import ManualClock
@@ -33,15 +34,15 @@ from queueing.job import (
     generate_queue,
     new_id,
 )
-from queueing.openai_chat import parse_chat_body, size_chat
 from queueing.queue import JobQueue, QueueLimits
-from queueing.served_model import ServedModel, ServedModels, SizedRequest
-from workers.batches import BatchTicker, LinePolicy, TickLimits
+from queueing.served_model import ServedModel, ServedModels
+from queueing.tenants import Tenant, Tier
+from workers.batch_lines import BatchLines, LinePolicy, TickLimits
+from workers.batches import BatchTicker
 
 ENDPOINT: Final = "/v1/chat/completions"
 MODEL = "tiny"
 OTHER_MODEL = "other"
-WEIGHT = 2.5
 CONTEXT = 64
 
 
@@ -57,23 +58,48 @@ class WordEncoder:
         return self.encode(" ".join(message["content"] for message in messages))
 
 
-def read_body(body: dict[str, Any]) -> SizedRequest:
-    models = ServedModels(
-        ServedModel(name, CONTEXT, default_max_tokens=16, encoder=WordEncoder())
-        for name in (MODEL, OTHER_MODEL)
-    )
-    return size_chat(parse_chat_body(body), models)
+TENANT = Tenant(DEFAULT_TENANT, Tier.PREMIUM)
+WEIGHT = TENANT.tier.weight
+MODELS = ServedModels(
+    ServedModel(name, CONTEXT, default_max_tokens=16, encoder=WordEncoder())
+    for name in (MODEL, OTHER_MODEL)
+)
 
 
-def a_line(custom_id: str, prompt: str | None = None, **body: Any) -> dict[str, Any]:
+def a_line(
+    custom_id: str, prompt: str | None = None, *, url: str = ENDPOINT, **body: Any
+) -> dict[str, Any]:
     """Return a good line; `body` replaces fields of its body."""
-    messages = [{"role": "user", "content": prompt or f"say {custom_id}"}]
+    asked = _asked(url, prompt or f"say {custom_id}")
     return {
         "custom_id": custom_id,
         "method": "POST",
-        "url": ENDPOINT,
-        "body": {"model": MODEL, "messages": messages} | body,
+        "url": url,
+        "body": {"model": MODEL} | asked | body,
     }
+
+
+def _asked(url: str, prompt: str) -> dict[str, Any]:
+    match url:
+        case "/v1/completions":
+            return {"prompt": prompt}
+        case "/v1/responses":
+            return {"input": prompt}
+        case _:
+            return {"messages": [{"role": "user", "content": prompt}]}
+
+
+def text_of(body: dict[str, Any]) -> str:
+    """Return the text of an answer, whichever endpoint's it is."""
+    text: str
+    match body["object"]:
+        case "text_completion":
+            text = body["choices"][0]["text"]
+        case "response":
+            text = body["output"][0]["content"][0]["text"]
+        case _:
+            text = body["choices"][0]["message"]["content"]
+    return text
 
 
 def as_jsonl(lines: Iterable[dict[str, Any]]) -> bytes:
@@ -95,19 +121,22 @@ class BatchBench:
         self.queue = JobQueue(client, self.limits, clock=self.clock)
         self.batches = BatchStore(client, self.limits, clock=self.clock)
         self.files = FileStore(client, data_dir, self.limits, clock=self.clock)
+        self.admission = Admission(client, clock=self.clock)
         self.ticker = self.make_ticker(client)
+        self.tenant = TENANT
         self.num_runs: Counter[str] = Counter()
 
     def make_ticker(self, client: "redis.Redis", limits: TickLimits | None = None) -> BatchTicker:
         """Return a ticker that speaks to the store through another client."""
-        return BatchTicker(
-            JobQueue(client, self.limits, clock=self.clock),
-            BatchStore(client, self.limits, clock=self.clock),
-            FileStore(client, self.data_dir, self.limits, clock=self.clock),
-            lambda _tenant: LinePolicy(read_body, WEIGHT),
-            self.metrics,
-            limits or TickLimits(chunk_lines=4),
+        limits = limits or TickLimits(chunk_lines=4)
+        batches = BatchStore(client, self.limits, clock=self.clock)
+        files = FileStore(client, self.data_dir, self.limits, clock=self.clock)
+        admission = Admission(client, clock=self.clock)
+        lines = BatchLines(
+            files, batches, admission, lambda _tenant: LinePolicy(self.tenant, MODELS), limits
         )
+        queue = JobQueue(client, self.limits, clock=self.clock)
+        return BatchTicker(queue, batches, files, lines, self.metrics, limits)
 
     def upload(self, content: bytes, purpose: FilePurpose = FilePurpose.BATCH) -> str:
         with self.files.draft() as draft:
@@ -115,14 +144,21 @@ class BatchBench:
             label = FileLabel("lines.jsonl", purpose)
             return self.files.publish(draft, label, DEFAULT_TENANT).id
 
-    def create(self, content: bytes, *, window: int = 8, window_s: int = 86_400) -> str:
+    def create(
+        self,
+        content: bytes,
+        *,
+        window: int = 8,
+        window_s: int = 86_400,
+        endpoint: str = ENDPOINT,
+    ) -> str:
         """Upload a file and make a batch of it."""
         return self.batches.create(
             NewBatch(
                 id=new_id("batch_"),
                 tenant=DEFAULT_TENANT,
                 input_file=self.upload(content),
-                endpoint=ENDPOINT,
+                endpoint=endpoint,
                 completion_window="24h",
                 window_s=window_s,
                 window=window,
@@ -151,15 +187,14 @@ class BatchBench:
     def run(self, claim: Claim) -> None:
         """Answer one prompt; a prompt that says so fails instead."""
         request = wire.decode_request(claim.request)
-        assert request.messages is not None
-        prompt = request.messages[-1]["content"]
+        prompt = request.prompt or (request.messages or ())[-1]["content"]
         self.num_runs[prompt] += 1
         if prompt.startswith("fail"):
             result = JobResult.failure(JobState.FAILED, FailureCode.ENGINE_ERROR, "it broke")
         else:
             choice = Choice(0, answer_to(prompt), "stop")
             usage = Usage(prompt_tokens=2, completion_tokens=3)
-            result = JobResult(JobState.COMPLETED, (choice,), usage, model=MODEL)
+            result = JobResult(JobState.COMPLETED, (choice,), usage=usage, model=MODEL)
         self.queue.finish(Outcome(claim.lease, result))
 
     def settle(self, batch_id: str) -> Batch:
@@ -191,8 +226,7 @@ class BatchBench:
         assert sorted(line["custom_id"] for line in output + error) == sorted(custom_ids)
         assert all(line["response"]["status_code"] == 200 for line in output)
         for line in output:
-            text = line["response"]["body"]["choices"][0]["message"]["content"]
-            assert text == answer_to(f"say {line['custom_id']}")
+            assert text_of(line["response"]["body"]) == answer_to(f"say {line['custom_id']}")
         progress = batch.progress
         assert (progress.completed, progress.failed) == (len(output), len(error))
         assert progress.total == len(custom_ids)

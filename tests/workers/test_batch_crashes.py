@@ -7,12 +7,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from queueing.admission import RateLimits
 from queueing.batch import Batch, BatchStatus
 from queueing.job import BATCH_QUEUE, DEFAULT_TENANT, Lease
 from queueing.store import connect
+from queueing.tenants import Tenant
 from tests.support.batch_bench import BatchBench, a_line, as_jsonl, tick_until_stale
 from tests.support.fuse import Fuse, Killed, fused_client, fused_disk
-from workers.batches import TickLimits
+from workers.batch_lines import TickLimits
 
 IDS = [f"line-{index}" for index in range(5)]
 LINES = as_jsonl(
@@ -127,6 +129,27 @@ def test_an_expiring_batch_survives_a_kill_before_any_effect(bench):
 
     assert ends <= {BatchStatus.EXPIRED, BatchStatus.COMPLETED}
     assert num_effects > 40
+
+
+def test_tokens_are_counted_once_however_often_a_tick_is_repeated(bench):
+    limits = RateLimits(tokens_per_day=1_000_000)
+    day_tokens = []
+
+    def note_and_forget() -> None:
+        day_tokens.append(bench.client.hget("{pm}:tenant:default:buckets", "day_tokens"))
+        bench.client.delete("{pm}:tenant:default:buckets")
+
+    bench.tenant = Tenant(DEFAULT_TENANT, limits=limits)
+    is_killed, num_effects = True, 0
+    while is_killed:
+        batch_id = bench.create(LINES, window=3)
+        is_killed = bench.run_to_end(batch_id, num_effects, midway=lambda: None)
+        note_and_forget()
+        num_effects += 1
+
+    assert num_effects > 60
+    # Two words and 16 tokens each, of the four lines that can run.
+    assert set(day_tokens) == {str(4 * (2 + 16))}
 
 
 @dataclass(frozen=True, slots=True)

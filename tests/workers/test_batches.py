@@ -9,7 +9,7 @@ from queueing.job import DEFAULT_TENANT, Priority, generate_queue
 from queueing.queue import QueueLimits
 from queueing.store import connect
 from tests.support.batch_bench import MODEL, OTHER_MODEL, WEIGHT, BatchBench, a_line, as_jsonl
-from workers.batches import TickLimits
+from workers.batch_lines import TickLimits
 
 
 @pytest.fixture
