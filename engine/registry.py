@@ -32,6 +32,7 @@ from engine.folder import (
     stored_dtype,
     weights_of,
 )
+from engine.sequence import Pooling
 
 FORMAT_VERSION = 1
 
@@ -68,7 +69,9 @@ class Provenance:
     """What the folder itself cannot tell about a model.
 
     Without a version the digest of its files is the version, so changed bytes never pass under an
-    old one. Without dependencies those that serve it here are recorded.
+    old one. Without dependencies those that serve it here are recorded. `pooling` is how the model
+    was trained to make embeddings. A model that was not has its mean taken: its last hidden state
+    is there to foretell the next token, and says little of the tokens before.
     """
 
     name: str
@@ -76,6 +79,7 @@ class Provenance:
     licence: str = "unknown"
     version: str | None = None
     dependencies: dict[str, str] = field(default_factory=dict)
+    pooling: Pooling = Pooling.MEAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,8 @@ class Manifest:
     "int8" or "int4 in groups of 32"; None if they are not. `context_length` counts prompt and
     generated tokens together. `tokenizer_sha256` is of tokenizer.json, `chat_template_sha256` of
     the template's text; a model without a template takes plain prompts only. `dependencies` are the
-    package versions that the folder was made or registered with.
+    package versions that the folder was made or registered with. `pooling` is how hidden states
+    become an embedding.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -114,6 +119,7 @@ class Manifest:
     files: tuple[ModelFile, ...]
     dependencies: dict[str, str]
     quantisation: str | None = None
+    pooling: Pooling = Pooling.MEAN
 
     @property
     def digest(self) -> str:
@@ -153,6 +159,7 @@ def describe(folder: Path, provenance: Provenance) -> Manifest:
         files=files,
         dependencies=provenance.dependencies or _serving_versions(),
         quantisation=_quantisation(config),
+        pooling=provenance.pooling,
     )
 
 

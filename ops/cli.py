@@ -125,11 +125,20 @@ def model() -> None:
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--source", default="local", help="Where the weights come from.")
 @click.option("--licence", default="unknown", help="Their licence.")
-def model_add(folder: Path, source: str, licence: str) -> None:
+@click.option(
+    "--pooling",
+    type=click.Choice(["mean", "last"]),
+    default="mean",
+    help="How it was trained to make embeddings: the mean of all tokens, or the last one.",
+)
+def model_add(folder: Path, source: str, licence: str, pooling: str) -> None:
     """Write the manifest of a model folder: the hashes and limits every load is checked by."""
     from engine.registry import Provenance, write_manifest
+    from engine.sequence import Pooling
 
-    provenance = Provenance(name=folder.resolve().name, source=source, licence=licence)
+    provenance = Provenance(
+        name=folder.resolve().name, source=source, licence=licence, pooling=Pooling(pooling)
+    )
     manifest = write_manifest(folder, provenance)
     click.echo(f"{manifest.name}: {len(manifest.files)} files, context {manifest.context_length}")
 

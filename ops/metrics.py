@@ -194,6 +194,12 @@ class EngineMetrics:
             ("model", "finish_reason"),
             registry=registry,
         )
+        self.embeddings_finished = Counter(
+            "promptmill_embeddings_finished",
+            "Embeddings ended: pooled, cancelled, deadline, error.",
+            ("model", "finish_reason"),
+            registry=registry,
+        )
         self.requests_running = self._gauge(
             "promptmill_engine_requests_running", "Sequences in the batch."
         )

@@ -77,6 +77,7 @@ def _make(
             name=f"{manifest.name}-{quantisation.scheme}",
             source=f"{manifest.name} {manifest.version}, from {manifest.source}",
             licence=manifest.licence,
+            pooling=manifest.pooling,
         )
         quantised = write_manifest(made, provenance)
         made.rename(out)

@@ -12,7 +12,7 @@ import redis
 
 from queueing import keys
 from queueing.errors import FailureCode, RequestError
-from queueing.job import Enqueued, Idempotency, Job, JobState, Priority, new_id
+from queueing.job import Enqueued, Idempotency, Job, JobKind, JobState, Priority, new_id
 from queueing.pages import Page, PageQuery, read_page
 from queueing.queue import JobQueue
 from queueing.store import translated_errors
@@ -94,6 +94,7 @@ def _copy_of(job_id: str, fields: dict[str, str], request: str) -> Job:
         id=new_id(prefix),
         queue=fields["queue"],
         request=request,
+        kind=JobKind(fields.get("kind", JobKind.GENERATE)),
         tenant=fields["tenant"],
         priority=Priority(fields["priority"]),
         cost=int(fields["cost"]),

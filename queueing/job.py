@@ -57,6 +57,14 @@ _TASKS = {
     JANITOR_QUEUE: "promptmill.sweep",
 }
 GENERATE_TASK = "promptmill.generate"
+EMBED_TASK = "promptmill.embed"
+
+
+class JobKind(StrEnum):
+    """What is made of a prompt: texts, or one vector. Both kinds wait in their model's queue."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
 
 
 def is_generate_queue(queue: str) -> bool:
@@ -69,9 +77,9 @@ def is_job_queue(queue: str) -> bool:
     return queue in _TASKS or is_generate_queue(queue)
 
 
-def task_of_queue(queue: str) -> str:
-    """Return the name of the Celery task that runs a queue's jobs."""
-    return _TASKS.get(queue, GENERATE_TASK)
+def task_of_queue(queue: str, kind: JobKind = JobKind.GENERATE) -> str:
+    """Return the name of the Celery task that runs a queue's jobs of this kind."""
+    return _TASKS.get(queue, EMBED_TASK if kind is JobKind.EMBED else GENERATE_TASK)
 
 
 class Priority(StrEnum):
@@ -120,7 +128,7 @@ class JobState(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Job:
     """One unit of accepted work. `request` is the JSON its worker reads (see wire.py); immutable
-    once enqueued.
+    once enqueued. `kind` tells prompt jobs apart, and says nothing of jobs of other queues.
 
     `deadline_s` counts from arrival. `cost` is what serving it is expected to take, in tokens.
     `weight` is its tenant's share of the service beside others. `not_before_s` delays the first
@@ -131,6 +139,7 @@ class Job:
     id: str
     queue: str
     request: str
+    kind: JobKind = JobKind.GENERATE
     tenant: str = DEFAULT_TENANT
     priority: Priority = Priority.STANDARD
     cost: int = 1
@@ -216,6 +225,7 @@ class Claim:
     losses: int
     attempts: int
     must_run_alone: bool = False
+    kind: JobKind = JobKind.GENERATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,11 +268,13 @@ class JobError:
 class JobResult:
     """The one final outcome of a job.
 
-    `stages` maps a stage's name to its duration in milliseconds.
+    `stages` maps a stage's name to its duration in milliseconds. `vector` is what an embedding came
+    to: float32 numbers, little-endian, in base64.
     """
 
     state: JobState
     choices: tuple[Choice, ...] = ()
+    vector: str | None = None
     usage: Usage = Usage()
     error: JobError | None = None
     model: str = ""

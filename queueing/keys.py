@@ -42,7 +42,7 @@ class Key:
 # hash, until record_ttl_s after the end. queue tenant priority state arrival_ms due_ms deadline_ms?
 # cost weight? bytes max_losses? fence losses attempts worker? first_claim_ms? claimed_ms?
 # finished_ms? finished_fence? code? stage? stages? webhook? metadata? batch? line? custom_id?
-# silent? validate_ms; of a delivery: endpoint? event? event_id? replayed_as?
+# silent? kind? validate_ms; of a delivery: endpoint? event? event_id? replayed_as?
 JOB = Key("job", "job:{id}")
 # string, JSON of wire.py: what the worker reads. Until result_ttl_s after the end.
 REQUEST = Key("request", "job:{id}:request")
@@ -95,7 +95,7 @@ ENDED = Key("ended", "ended")
 STREAMED = Key("streamed", "streamed")
 # hash, until batch_record_ttl_ms after the end. tenant status endpoint input_file completion_window
 # window metadata? output_ttl_ms created_ms expires_ms <status>_ms? progress (JSON, see batch.py)
-# counted_line? (the last whose tokens its tenant's rates have) output_file? error_file?
+# output_file? error_file?
 BATCH = Key("batch", "batch:{id}")
 # zset job id -> line: a batch's lines that are queued or running. Gone with its batch.
 BATCH_LIVE = Key("batch_live", "batch:{id}:live")

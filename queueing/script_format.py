@@ -21,6 +21,7 @@ from queueing.job import (
     Claim,
     Enqueued,
     Job,
+    JobKind,
     JobRecord,
     JobState,
     Lease,
@@ -43,6 +44,8 @@ def job_fields(job: Job) -> dict[str, Any]:
         "cost": job.cost,
         "validate_ms": job.validate_ms,
     }
+    if job.kind is not JobKind.GENERATE:
+        fields["kind"] = job.kind.value
     if job.not_before_s:
         fields["not_before_ms"] = round(job.not_before_s * 1000)
     if job.weight != 1.0:
@@ -53,12 +56,8 @@ def job_fields(job: Job) -> dict[str, Any]:
         fields["silent"] = True
     if job.deadline_s is not None:
         fields["deadline_ms"] = round(job.deadline_s * 1000)
-    if job.max_losses is not None:
-        fields["max_losses"] = job.max_losses
-    if job.webhook_url is not None:
-        fields["webhook"] = job.webhook_url
-    if job.metadata is not None:
-        fields["metadata"] = job.metadata
+    told = {"max_losses": job.max_losses, "webhook": job.webhook_url, "metadata": job.metadata}
+    fields |= {name: value for name, value in told.items() if value is not None}
     if job.batch is not None:
         fields["batch"] = job.batch.batch_id
         fields["batch_fence"] = str(job.batch.fence)
@@ -91,9 +90,8 @@ def _infeasible() -> RequestError:
 
 def claim_of(queue: str, now: str, words: str, request: str) -> Claim:
     """Read one claim of a reply."""
-    job_id, fence, priority, due, arrival, deadline, losses, attempts, alone, tenant = words.split(
-        " ", 9
-    )
+    job_id, fence, priority, due, arrival, deadline, *rest = words.split(" ", 10)
+    losses, attempts, alone, kind, tenant = rest
     return Claim(
         lease=Lease(job_id, queue, int(fence)),
         request=request,
@@ -106,6 +104,7 @@ def claim_of(queue: str, now: str, words: str, request: str) -> Claim:
         losses=int(losses),
         attempts=int(attempts),
         must_run_alone=alone == "1",
+        kind=JobKind(kind) if kind != "-" else JobKind.GENERATE,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from queueing.errors import FailureCode, RequestError
-from queueing.wire import GenerateRequest
+from queueing.wire import EmbedRequest, GenerateRequest
 
 
 class TextEncoder(Protocol):
@@ -47,7 +47,20 @@ class SizedRequest:
     @property
     def cost(self) -> int:
         """Tokens that serving it takes at most; what a Job's cost is."""
-        return self.num_prompt_tokens + self.request.n * self.request.max_tokens
+        return self.num_prompt_tokens + self.request.max_output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SizedEmbedding:
+    """An input that is known to fit the model that makes a vector of it."""
+
+    request: EmbedRequest
+    num_prompt_tokens: int
+
+    @property
+    def cost(self) -> int:
+        """Tokens that serving it takes; what a Job's cost is."""
+        return self.num_prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,7 +312,7 @@ def _message(claim: Claim) -> dict[str, Any]:
         "content-type": "application/json",
         "headers": {
             "lang": "py",
-            "task": task_of_queue(lease.queue),
+            "task": task_of_queue(lease.queue, claim.kind),
             "id": lease.job_id,
             "root_id": lease.job_id,
             "parent_id": None,

@@ -9,9 +9,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from queueing.errors import FailureCode
-from queueing.job import Choice, JobError, JobResult, JobState, Usage
+from queueing.job import Choice, JobError, JobKind, JobResult, JobState, Usage
 
 VERSION = 1
+# A worker that knows no kinds of jobs reads version 1 alone, and hands this back to one that does.
+EMBED_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +48,45 @@ class GenerateRequest:
     user: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def kind(self) -> JobKind:
+        """What its job makes."""
+        return JobKind.GENERATE
+
+    @property
+    def max_output_tokens(self) -> int:
+        """Count the tokens it may generate in all."""
+        return self.n * self.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedRequest:
+    """What an embedding job asks for: the vector of one of `prompt` and `prompt_ids`."""
+
+    model: str
+    prompt: str | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    user: str | None = None
+
+    @property
+    def kind(self) -> JobKind:
+        """What its job makes."""
+        return JobKind.EMBED
+
+    @property
+    def max_output_tokens(self) -> int:
+        """Count the tokens it may generate: none."""
+        return 0
+
 
 class UnknownVersion(ValueError):
     """The payload was written by a newer promptmill."""
 
 
-def encode_request(request: GenerateRequest) -> str:
+def encode_request(request: GenerateRequest | EmbedRequest) -> str:
     """Write a request as JSON."""
-    return json.dumps({"v": VERSION, **asdict(request)}, separators=(",", ":"))
+    version = VERSION if request.kind is JobKind.GENERATE else EMBED_VERSION
+    return json.dumps({"v": version, **asdict(request)}, separators=(",", ":"))
 
 
 def decode_request(payload: str) -> GenerateRequest:
@@ -65,6 +98,14 @@ def decode_request(payload: str) -> GenerateRequest:
         if fields[name] is not None:
             fields[name] = tuple(fields[name])
     return GenerateRequest(**fields)
+
+
+def decode_embed_request(payload: str) -> EmbedRequest:
+    """Read the request of an embedding job; raises UnknownVersion."""
+    fields = _versioned(payload, EMBED_VERSION)
+    if fields["prompt_ids"] is not None:
+        fields["prompt_ids"] = tuple(fields["prompt_ids"])
+    return EmbedRequest(**fields)
 
 
 def encode_result(result: JobResult) -> str:
@@ -82,6 +123,7 @@ def decode_result(payload: str) -> JobResult:
     return JobResult(
         state=JobState(fields["state"]),
         choices=tuple(Choice(**choice) for choice in fields.get("choices", ())),
+        vector=fields.get("vector"),
         usage=Usage(**fields.get("usage", {})),
         error=JobError(FailureCode(error["code"]), error["message"], error.get("param"))
         if error
@@ -96,9 +138,9 @@ def _fields_of(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__slots__}
 
 
-def _versioned(payload: str) -> dict[str, Any]:
+def _versioned(payload: str, readable: int = VERSION) -> dict[str, Any]:
     fields: dict[str, Any] = json.loads(payload)
     version = fields.pop("v")
-    if version != VERSION:
-        raise UnknownVersion(f"payload version {version}, this process reads {VERSION}")
+    if version != readable:
+        raise UnknownVersion(f"payload version {version}, this process reads {readable}")
     return fields

@@ -1,7 +1,7 @@
-"""Delivery: tokens to text, text to results, results to the queue; and the leases of what still
-runs.
+"""Delivery: tokens to text, texts and vectors to results, results to the queue; and the leases of
+what still runs.
 
-Owns every RunningJob from `expect` until it ended. Runs in one thread, the only one of an engine
+Owns every EngineJob from `expect` until it ended. Runs in one thread, the only one of an engine
 worker that waits for Redis while the engine steps. A store that is away is asked again; nothing is
 dropped meanwhile.
 """
@@ -20,8 +20,9 @@ from queueing.errors import FailureCode, StoreUnavailable
 from queueing.failpoints import Failpoint
 from queueing.job import JobResult, JobState, Lease, Outcome
 from queueing.queue import JobQueue
+from workers.engine_job import EngineJob, tag_of
 from workers.observer import EngineObserver
-from workers.running import RunningJob, tag_of
+from workers.running import RunningJob
 from workers.serving import Event, Late, Refused, Stepped
 from workers.stream_writer import StreamWriter
 
@@ -65,7 +66,7 @@ class Delivery:
         self._abort = abort
         self._on_finished = on_finished
         self._on_ended: Callable[[Sequence[Ended]], None] = lambda _ended: None
-        self._running: dict[str, RunningJob] = {}
+        self._running: dict[str, EngineJob] = {}
         self._pending: list[Outcome] = []
         self._lost: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._retry_at = 0.0
@@ -75,7 +76,7 @@ class Delivery:
         """Name who is told which jobs have ended; called by the delivery thread."""
         self._on_ended = callback
 
-    def expect(self, job: RunningJob) -> None:
+    def expect(self, job: EngineJob) -> None:
         """Take a job over before its first token can come."""
         self._jobs.failpoints.reach(Failpoint.STARTED)
         self._running[job.tag] = job
@@ -118,7 +119,7 @@ class Delivery:
         self._observer.step(output)
         for token in output.tokens:
             job = self._job_of(token.sequence_id)
-            if job is None:
+            if not isinstance(job, RunningJob):  # whole, or gone: nothing else is given tokens
                 continue
             self._jobs.failpoints.reach(Failpoint.GENERATING)
             self._streams.note(job)
@@ -131,14 +132,12 @@ class Delivery:
                 job.end(completion)
                 self._complete_if_ended(job)
 
-    def _job_of(self, sequence_id: str) -> RunningJob | None:
-        """Return whose sequence it is; None when its text is whole or the job is gone."""
+    def _job_of(self, sequence_id: str) -> EngineJob | None:
+        """Return whose sequence it is; None when what it makes is whole or the job is gone."""
         job = self._running.get(tag_of(sequence_id))
-        if job is None or job.answer_of(sequence_id).finish_reason is not None:
-            return None
-        return job
+        return None if job is None or job.is_whole(sequence_id) else job
 
-    def _complete_if_ended(self, job: RunningJob) -> None:
+    def _complete_if_ended(self, job: EngineJob) -> None:
         if not job.has_ended:
             return
         result = job.result()
@@ -162,8 +161,8 @@ class Delivery:
         job = self._running.pop(tag, None)
         if job is None:
             return
-        for sequence_id in job.sequence_ids:
-            self._abort(sequence_id)
+        for sequence in job.sequences:
+            self._abort(sequence.id)
         self._on_ended([Ended(tag, None, None)])
 
     def _flush(self) -> None:

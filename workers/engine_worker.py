@@ -16,12 +16,13 @@ from celery import Celery
 from prometheus_client import start_http_server
 
 from engine.grammar import Grammars
+from engine.sequence import Pooling
 from engine.tokenizer import Tokenizer
 from ops.logs import Event as LogEvent
 from ops.metrics import new_registry
 from ops.settings import Settings
 from queueing.failpoints import Failpoints
-from queueing.job import GENERATE_TASK, generate_queue
+from queueing.job import EMBED_TASK, GENERATE_TASK, generate_queue
 from queueing.queue import JobQueue, QueueLimits
 from queueing.store import connect
 from queueing.switches import Flip, SwitchBoard, SwitchWatch
@@ -39,11 +40,12 @@ from workers.stream_writer import StreamWriter
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What a worker serves: a model's name, its engine, warm, and its tokenizer."""
+    """What a worker serves: a model's name, its engine, warm, its tokenizer, and how it pools."""
 
     name: str
     engine: SteppingEngine
     tokenizer: Tokenizer
+    pooling: Pooling = Pooling.MEAN
 
 
 class EngineApp(Celery):
@@ -73,7 +75,8 @@ def serve(model: LoadedModel, settings: Settings, name: str | None = None) -> in
     app = EngineApp("promptmill.engine", set_as_current=False)
     configure_celery(app, settings.redis_url, intake)
     consume_from(app, [generate_queue(model.name)])
-    app.task(name=GENERATE_TASK)(_generate)
+    for task in (GENERATE_TASK, EMBED_TASK):
+        app.task(name=task)(_run_in_pool)
     app.engine_parts = _parts(settings, model, intake, client, observer)
     Drain(intake, settings.grace_s).install()
     if settings.metrics_port:
@@ -115,6 +118,7 @@ def _parts(
         intake,
         model.tokenizer,
         Grammars(model.tokenizer),
+        model.pooling,
         serving,
         delivery,
         renewer,
@@ -129,7 +133,7 @@ def _log_flip(flip: Flip) -> None:
     )
 
 
-def _generate(job_id: str) -> None:
+def _run_in_pool(job_id: str) -> None:
     """Be the task Celery knows; EnginePool runs the job without calling it."""
     msg = f"{job_id} was run outside the engine pool"
     raise AssertionError(msg)

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 
 from engine.plan import Capacity, StepOutput
 from ops.metrics import EngineMetrics, JobMetrics
-from queueing.job import JobResult, JobState
-from workers.running import RunningJob
+from queueing.job import JobKind, JobResult, JobState
+from workers.engine_job import EngineJob
 
 _REASON_OF_END = {
     JobState.EXPIRED: "deadline",
@@ -51,14 +51,17 @@ class EngineObserver:
         engine.kv_cache_used_blocks.labels(**self._gauges).set(used)
         engine.kv_cache_capacity_blocks.labels(**self._gauges).set(capacity.total_blocks)
 
-    def claimed(self, job: RunningJob) -> None:
+    def claimed(self, job: EngineJob) -> None:
         """Count the wait of a job that was claimed."""
         wait_s = max(0, job.claim.claimed_ms - job.claim.arrival_ms) / 1000
         labels = (self._model, job.claim.priority.value)
         self._jobs.queue_wait_seconds.labels(*labels).observe(wait_s)
 
-    def generated(self, job: RunningJob, result: JobResult) -> None:
+    def generated(self, job: EngineJob, result: JobResult) -> None:
         """Count the tokens and times of a job that left the engine."""
+        if job.claim.kind is JobKind.EMBED:
+            self._embedded(result)
+            return
         engine, model, clock = self._engine, self._model, job.clock
         reason = _REASON_OF_END.get(result.state, "")
         if result.choices:
@@ -74,11 +77,17 @@ class EngineObserver:
             mean_s = (clock.last_token - clock.first_token) / (job.num_steps - 1)
             engine.time_per_output_token_seconds.labels(model).observe(mean_s)
 
+    def _embedded(self, result: JobResult) -> None:
+        reason = _REASON_OF_END.get(result.state, "pooled")
+        self._engine.embeddings_finished.labels(self._model, reason).inc()
+        prompt_tokens = self._engine.request_prompt_tokens.labels(self._model)
+        prompt_tokens.observe(result.usage.prompt_tokens)
+
     def refused(self) -> None:
         """Count a result that a newer claim made void."""
         self._jobs.stale_completions.labels(self._model).inc()
 
-    def missed(self, job: RunningJob) -> None:
+    def missed(self, job: EngineJob) -> None:
         """Count a deadline that passed while the worker had the job."""
         labels = (self._model, job.claim.priority.value, job.clock.stage())
         self._jobs.deadline_misses.labels(*labels).inc()

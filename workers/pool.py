@@ -24,14 +24,17 @@ from celery.concurrency.base import BasePool
 from celery.exceptions import Terminated
 
 from engine.grammar import Grammars
+from engine.sequence import Pooling
 from engine.tokenizer import Tokenizer
 from ops.logs import Event
 from queueing.errors import FailureCode, RequestError, StoreUnavailable
-from queueing.job import Claim, JobResult, JobState, Lease
+from queueing.job import Claim, JobKind, JobResult, JobState, Lease
 from queueing.switches import Switch, SwitchWatch
 from queueing.transport import turn_again
 from queueing.wire import UnknownVersion
 from workers.delivery import Delivery, Ended
+from workers.embedding import prepare_embedding
+from workers.engine_job import EngineJob
 from workers.intake import Intake
 from workers.leases import LeaseRenewer
 from workers.running import prepare
@@ -50,6 +53,7 @@ class EngineParts:
     intake: Intake
     tokenizer: Tokenizer
     grammars: Grammars
+    pooling: Pooling
     serving: ServingLoop
     delivery: Delivery
     renewer: LeaseRenewer
@@ -141,8 +145,7 @@ class EnginePool(BasePool):
     def _begin(self, claim: Claim) -> None:
         parts, lease = self._parts, claim.lease
         try:
-            job = prepare(claim, parts.tokenizer, parts.grammars)
-            job.end_after(parts.switches.value(Switch.MAX_TOKENS))
+            job = self._prepared(claim)
         except UnknownVersion:
             parts.intake.release(lease, delay_s=_NEWER_VERSION_DELAY_S)
             self._note_ended([Ended(lease.tag, None, None)])
@@ -158,6 +161,14 @@ class EnginePool(BasePool):
         else:
             parts.delivery.expect(job)
             parts.serving.submit(job)
+
+    def _prepared(self, claim: Claim) -> EngineJob:
+        parts = self._parts
+        if claim.kind is JobKind.EMBED:
+            return prepare_embedding(claim, parts.tokenizer, parts.pooling)
+        job = prepare(claim, parts.tokenizer, parts.grammars)
+        job.end_after(parts.switches.value(Switch.MAX_TOKENS))
+        return job
 
     def _cancel(self, lease: Lease) -> None:
         """Stop a job that the queue has ended as cancelled already, and show it as revoked."""

@@ -1,11 +1,12 @@
-"""RunningJob: a claimed prompt job on its way through tokenizer, engine and back to text.
+"""RunningJob: a claimed job that generates, through tokenizer, engine and back to text.
 
 Made by the consuming thread, then owned by the delivery thread alone; the stepping thread sees only
 its sequences and its deadline. Must not know Redis or Celery.
 """
 
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from engine.errors import ChatTemplateError, GrammarError, SamplingError
@@ -19,47 +20,12 @@ from queueing.job import Claim, JobResult, JobState, Usage
 from queueing.token_stream import Piece
 from queueing.wire import GenerateRequest, decode_request
 from workers.answer import Answer
-
-# Between a job's tag and the number of its answer, from the second on.
-_NUMBER = "+"
-
-
-@dataclass(slots=True)
-class StageClock:
-    """When a job passed the points between its stages; monotonic seconds, None for not yet."""
-
-    received: float = field(default_factory=time.monotonic)
-    tokenised: float | None = None
-    admitted: float | None = None
-    first_token: float | None = None
-    last_token: float | None = None
-    detokenise_s: float = 0.0
-
-    def durations_ms(self) -> dict[str, float]:
-        """Return the length of each stage that was completed."""
-        points = [
-            ("tokenise_ms", self.received, self.tokenised),
-            ("admit_ms", self.tokenised, self.admitted),
-            ("prefill_ms", self.admitted, self.first_token),
-            ("decode_ms", self.first_token, self.last_token),
-        ]
-        stages = {
-            name: round((end - start) * 1000, 3)
-            for name, start, end in points
-            if start is not None and end is not None
-        }
-        return stages | {"detokenise_ms": round(self.detokenise_s * 1000, 3)}
-
-    def stage(self) -> str:
-        """Name the stage the job is in."""
-        if self.first_token is not None:
-            return "decode"
-        return "prefill" if self.admitted is not None else "claimed"
+from workers.engine_job import StageClock, deadline_of, index_of, rank_of, sequence_id
 
 
 @dataclass(slots=True, eq=False)
 class RunningJob:
-    """One job in the engine. `deadline` is a monotonic instant; None for none."""
+    """One generating job in the engine; an EngineJob."""
 
     claim: Claim
     request: GenerateRequest
@@ -73,9 +39,9 @@ class RunningJob:
         return self.claim.lease.tag
 
     @property
-    def sequence_ids(self) -> list[str]:
-        """The ids of all of its sequences."""
-        return [answer.sequence.id for answer in self.answers]
+    def sequences(self) -> Many[Sequence]:
+        """All of its sequences, one for each text."""
+        return [answer.sequence for answer in self.answers]
 
     @property
     def has_ended(self) -> bool:
@@ -104,14 +70,17 @@ class RunningJob:
         self.clock.detokenise_s += self.clock.last_token - started
         return is_stopped
 
+    def is_whole(self, sequence_id: str) -> bool:
+        """Tell whether the text that a sequence makes is whole."""
+        return self.answer_of(sequence_id).finish_reason is not None
+
     def end(self, completion: Completion) -> None:
         """Make one text whole: its sequence has ended."""
         self.answer_of(completion.sequence_id).end(completion)
 
     def answer_of(self, sequence_id: str) -> Answer:
         """Return the answer that a sequence makes."""
-        _, _, number = sequence_id.partition(_NUMBER)
-        return self.answers[int(number or 0)]
+        return self.answers[index_of(sequence_id)]
 
     def untold(self) -> list[Piece]:
         """Return what came since it was last told."""
@@ -151,11 +120,6 @@ class RunningJob:
         return Usage(len(first.sequence.prompt_ids), num_output_tokens, first.num_cached)
 
 
-def tag_of(sequence_id: str) -> str:
-    """Return the tag of the job that a sequence belongs to."""
-    return sequence_id.partition(_NUMBER)[0]
-
-
 def prepare(claim: Claim, tokenizer: Tokenizer, grammars: Grammars) -> RunningJob:
     """Read a claim's request and tokenise its prompt; raise RequestError if it can't be run."""
     clock = StageClock()
@@ -171,10 +135,7 @@ def prepare(claim: Claim, tokenizer: Tokenizer, grammars: Grammars) -> RunningJo
     except ChatTemplateError as error:
         raise RequestError(FailureCode.INVALID_REQUEST, str(error), "messages") from error
     clock.tokenised = time.monotonic()
-    deadline = None
-    if claim.remaining_ms is not None:
-        deadline = clock.received + claim.remaining_ms / 1000
-    return RunningJob(claim, request, answers, deadline, clock)
+    return RunningJob(claim, request, answers, deadline_of(claim, clock), clock)
 
 
 def _prompt_ids(request: GenerateRequest, tokenizer: Tokenizer) -> list[int]:
@@ -195,10 +156,10 @@ def _answer(
 ) -> Answer:
     constraint = None if request.schema is None else grammars.constraint(request.schema)
     sequence = Sequence(
-        claim.lease.tag + (f"{_NUMBER}{index}" if index else ""),
+        sequence_id(claim.lease.tag, index),
         prompt_ids,
         _sampling(request, index, claim.lease.job_id),
-        (float(claim.priority.level), float(claim.due_ms)),
+        rank_of(claim),
         constraint,
     )
     stops = StopMatcher(request.stop)

@@ -16,7 +16,7 @@ from typing import Protocol
 from engine.errors import SequenceRefusedError
 from engine.plan import Capacity, StepOutput
 from engine.sequence import Sequence
-from workers.running import RunningJob, tag_of
+from workers.engine_job import EngineJob, tag_of
 
 
 class SteppingEngine(Protocol):
@@ -75,13 +75,13 @@ class ServingLoop:
     ) -> None:
         self._engine = engine
         self._events = events
-        self._inbox: queue.SimpleQueue[RunningJob | str] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[EngineJob | str] = queue.SimpleQueue()
         self._with_deadline: dict[str, float] = {}
         self._coalesce_s = coalesce_s
         self._idle_wait_s = idle_wait_s
         self.num_turns = 0  # read by other threads: it stands still when the engine hangs
 
-    def submit(self, job: RunningJob) -> None:
+    def submit(self, job: EngineJob) -> None:
         """Let a job join the next step."""
         self._inbox.put(job)
 
@@ -125,20 +125,20 @@ class ServingLoop:
             except queue.Empty:
                 return
 
-    def _take(self, item: RunningJob | str) -> None:
+    def _take(self, item: EngineJob | str) -> None:
         if isinstance(item, str):
             self._with_deadline.pop(item, None)
             self._engine.abort(item)
             return
-        for answer in item.answers:
+        for sequence in item.sequences:
             try:
-                self._engine.add(answer.sequence)
+                self._engine.add(sequence)
             except SequenceRefusedError as error:
                 self._events.put(Refused(item.tag, str(error)))
                 continue
             item.clock.admitted = time.monotonic()
             if item.deadline is not None:
-                self._with_deadline[answer.sequence.id] = item.deadline
+                self._with_deadline[sequence.id] = item.deadline
 
     def _drop_late(self) -> None:
         now = time.monotonic()

@@ -41,7 +41,11 @@ end
 -- Bytes that a live job keeps from others: its request, and room for its record and result.
 local RECORD_BYTES = 2048
 local BYTES_PER_TOKEN = 8
-local function bytes_of(cost, request) return #request + RECORD_BYTES + BYTES_PER_TOKEN * cost end
+local VECTOR_BYTES = 22528 -- 4,096 numbers in base64
+local function bytes_of(job)
+  local bytes = #job.request + RECORD_BYTES + BYTES_PER_TOKEN * job.cost
+  return job.kind == 'embed' and bytes + VECTOR_BYTES or bytes
+end
 
 -- With a sign of -1 it is given back.
 local function hold_room(queue, priority, cost, bytes, sign)
@@ -49,11 +53,11 @@ local function hold_room(queue, priority, cost, bytes, sign)
   add(load_key(queue), 'cost:' .. priority, sign * cost)
 end
 
--- Create a job's record and put it in its place. new: id queue priority tenant cost request max_losses? deadline_ms?
--- not_before_ms? (both relative), fields? (of the record, a flat list for HSET)
+-- Create a job's record and put it in its place. new: id queue priority tenant cost request kind? max_losses?
+-- deadline_ms? not_before_ms? (both relative), fields? (of the record, a flat list for HSET)
 local function put_job(new)
   local id, queue, priority, tenant = new.id, new.queue, new.priority, new.tenant
-  local bytes, due_ms = bytes_of(new.cost, new.request), NOW + LIMITS.patience_ms[priority]
+  local bytes, due_ms = bytes_of(new), NOW + LIMITS.patience_ms[priority]
   local deadline_ms = new.deadline_ms and NOW + new.deadline_ms
   if deadline_ms and deadline_ms < due_ms then due_ms = deadline_ms end
   local fields = new.fields or {}

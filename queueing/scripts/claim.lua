@@ -3,7 +3,7 @@
 -- ARGV[3] queue, ARGV[4] worker, ARGV[5] limit, ARGV[6] least urgent priority that may be claimed, 0 realtime .. 2
 -- ARGV[7] how many claims the worker holds, ARGV[8] id of this call or '': a repeat of the last call gets its answer
 -- Reply: now_ms, then two for each job: words with a blank between, '-' for none: id, fence, priority, due_ms,
---   arrival_ms, deadline_ms, losses, attempts, 1 when it must run alone, tenant; and its request. Flat
+--   arrival_ms, deadline_ms, losses, attempts, 1 when it must run alone, kind, tenant; and its request. Flat
 -- Order: the highest priority with work; in it the tenant with the least service; of that tenant the earliest due time.
 -- One eighth of the service, in tokens, goes to whatever is most overdue in any priority.
 -- A job that one more loss would make dead is suspected of killing its workers: it goes alone to a worker that holds
@@ -14,7 +14,7 @@ local num_held, call = tonumber(ARGV[7]), ARGV[8]
 local OVERDUE_SHARE = 8
 
 local READ = { 'tenant', 'priority', 'cost', 'weight', 'batch', 'due_ms', 'arrival_ms', 'deadline_ms', 'losses',
-  'max_losses', 'attempts', 'fence', 'first_claim_ms' }
+  'max_losses', 'attempts', 'fence', 'first_claim_ms', 'kind' }
 
 -- Read once, however often it is looked at before its turn comes.
 local jobs = {}
@@ -37,7 +37,7 @@ local function answer(ids)
   for index, id in ipairs(ids) do
     local job = job_of(id)
     reply[2 * index] = table.concat({ id, job.fence, job.priority, job.due_ms, job.arrival_ms, job.deadline_ms or '-',
-      job.losses, job.attempts, is_suspect(id) and '1' or '0', job.tenant }, ' ')
+      job.losses, job.attempts, is_suspect(id) and '1' or '0', job.kind or '-', job.tenant }, ' ')
     names[index] = request_key(id)
   end
   for index, request in ipairs(redis.call('MGET', unpack(names))) do reply[2 * index + 1] = request or '' end

@@ -1,5 +1,5 @@
 -- Accept jobs, or say why not: each for itself, in their order. Not allow-oom: a full store admits nothing.
--- ARGV[3] JSON list of jobs: id queue priority tenant cost deadline_ms? (relative) not_before_ms? (relative)
+-- ARGV[3] JSON list of jobs: id queue priority tenant cost kind? deadline_ms? (relative) not_before_ms? (relative)
 --   max_losses? weight? webhook? metadata? validate_ms batch? line? custom_id? batch_fence? must_meet_deadline?
 --   silent?
 --   and the fields of an idempotency key (see answered_already)
@@ -114,7 +114,7 @@ local function refusal(job)
 end
 
 -- Fields of the record that verbs pass on as they came.
-local PASSED_ON = { 'validate_ms', 'weight', 'webhook', 'metadata', 'batch', 'line', 'custom_id' }
+local PASSED_ON = { 'kind', 'validate_ms', 'weight', 'webhook', 'metadata', 'batch', 'line', 'custom_id' }
 
 local function create(job, request)
   job.request, job.fields = request, {}
@@ -133,7 +133,7 @@ local function create(job, request)
   if job.batch then place(batch_live_key(job.batch), job.id, int(job.line)) end
   remember_answer(job, job.id)
   local load = load_of(job.queue)
-  load.jobs, load.bytes = load.jobs + 1, load.bytes + bytes_of(job.cost, request)
+  load.jobs, load.bytes = load.jobs + 1, load.bytes + bytes_of(job)
   created[job.id] = true
 end
 

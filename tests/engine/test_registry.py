@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from engine.registry import (
     verify,
     write_manifest,
 )
+from engine.sequence import Pooling
 
 TINY = Provenance(name="tiny", source="made by hand", licence="CC0-1.0")
 CONFIG = {
@@ -52,6 +54,18 @@ def test_a_manifest_tells_limits_and_origin(folder):
     assert (manifest.name, manifest.source, manifest.licence) == ("tiny", "made by hand", "CC0-1.0")
     assert (manifest.context_length, manifest.vocabulary_size) == (128, 32)
     assert manifest.architecture == "LlamaForCausalLM"
+
+
+def test_a_manifest_tells_how_the_model_pools_and_an_old_one_means_the_mean(folder):
+    write_manifest(folder, replace(TINY, pooling=Pooling.LAST))
+    told = load_manifest(folder).pooling
+    path = folder / "manifest.json"
+    fields = json.loads(path.read_bytes())
+    del fields["pooling"]
+    path.write_text(json.dumps(fields))
+
+    assert told is Pooling.LAST
+    assert load_manifest(folder).pooling is Pooling.MEAN
 
 
 def test_the_dtype_is_that_of_the_weights_and_not_of_the_config(folder):

@@ -2,7 +2,7 @@ import pytest
 
 from queueing.dead_jobs import DeadJobs
 from queueing.errors import RequestError
-from queueing.job import BATCH_QUEUE, BatchLine, JobState, Priority
+from queueing.job import BATCH_QUEUE, BatchLine, JobKind, JobState, Priority
 from queueing.pages import PageQuery
 from tests.queueing.conftest import LEASE_MS
 from tests.support.jobs import QUEUE, TENANT, a_job, claim_one, enqueue, finish, state_of
@@ -50,7 +50,9 @@ def test_dead_jobs_of_all_tenants_are_listed_newest_first(dead, queue, clock):
 
 
 def test_a_retry_is_a_copy_under_a_new_id_and_the_dead_job_stays_dead(dead, queue, clock):
-    job = a_job(DEAD, deadline_s=99, tenant=TENANT, metadata='{"a":"b"}', cost=7)
+    job = a_job(
+        DEAD, deadline_s=99, tenant=TENANT, metadata='{"a":"b"}', cost=7, kind=JobKind.EMBED
+    )
     die(queue, clock, job)
 
     copy = dead.retry(DEAD)
@@ -59,6 +61,7 @@ def test_a_retry_is_a_copy_under_a_new_id_and_the_dead_job_stays_dead(dead, queu
     assert copy.created
     assert copy.job_id != DEAD
     assert claim.lease.job_id == copy.job_id
+    assert claim.kind is JobKind.EMBED
     assert (claim.request, claim.remaining_ms) == (job.request, None)
     assert state_of(queue, DEAD) is JobState.DEAD
     assert queue.get(copy.job_id, TENANT).metadata == '{"a":"b"}'

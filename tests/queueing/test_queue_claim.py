@@ -1,4 +1,4 @@
-from queueing.job import JobState, Priority
+from queueing.job import JobKind, JobState, Priority
 from queueing.queue import ClaimCall
 from tests.support.jobs import (
     QUEUE,
@@ -19,6 +19,14 @@ def test_a_claim_hands_out_the_request_and_marks_the_job_running(queue):
 
     assert claim.request == "the payload"
     assert state_of(queue, "job_a") is JobState.RUNNING
+
+
+def test_a_claim_says_of_which_kind_the_job_is(queue):
+    enqueue(queue, a_job("job_a", kind=JobKind.EMBED), a_job("job_b"))
+
+    claims = queue.claim(QUEUE, "w1", 2)
+
+    assert [claim.kind for claim in claims] == [JobKind.EMBED, JobKind.GENERATE]
 
 
 def test_a_claimed_job_is_not_claimed_again(queue):

@@ -1,7 +1,7 @@
 import pytest
 
 from queueing.errors import FailureCode, QueueFull, QueueShed, RequestError
-from queueing.job import Priority
+from queueing.job import JobKind, Priority
 from tests.support.jobs import QUEUE, a_job, claim_one, enqueue, finish
 
 
@@ -97,6 +97,15 @@ def test_room_is_kept_for_the_results_of_what_was_accepted(make_queue):
 
     with pytest.raises(QueueFull):
         queue.enqueue(a_job(priority=Priority.REALTIME))
+
+
+def test_room_is_kept_for_the_vector_of_an_embedding(make_queue):
+    queue = make_queue(max_queued_bytes=40_000)
+    queue.enqueue(a_job(kind=JobKind.EMBED, priority=Priority.REALTIME))
+    queue.enqueue(a_job(kind=JobKind.EMBED, priority=Priority.REALTIME))
+
+    with pytest.raises(QueueFull):
+        queue.enqueue(a_job(kind=JobKind.EMBED, priority=Priority.REALTIME))
 
 
 def test_a_running_job_still_holds_its_bytes(make_queue):

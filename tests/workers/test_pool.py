@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from queueing.job import GENERATE_TASK, JobState, Priority
-from queueing.wire import GenerateRequest, encode_request
+from queueing.job import EMBED_TASK, GENERATE_TASK, JobKind, JobState, Priority
+from queueing.wire import EmbedRequest, GenerateRequest, encode_request
 from tests.support.fake_engine import HANGS
 from tests.support.jobs import MODEL, QUEUE, TENANT, a_job, enqueue, state_of
 from tests.support.ledger import ALL_IS_WELL
@@ -105,6 +105,21 @@ def test_the_events_of_a_job_hold_its_id_and_nothing_of_its_text(cluster):
     own = [event["type"] for event in told if event.get("uuid") == job_id]
     assert own == ["task-received", "task-started", "task-succeeded"]
     assert CANARY not in json.dumps(told)
+
+
+def test_an_embedding_is_a_task_of_its_own_that_can_be_revoked(make_cluster, control_of):
+    cluster = make_cluster(slots=4, step_tokens=16)
+    cluster.start_worker(step_ms=100)
+    control = control_of(cluster)
+    request = encode_request(EmbedRequest(MODEL, prompt="x" * 3_000))
+    enqueue(cluster.queue, a_job("job_embed", request=request, kind=JobKind.EMBED))
+    cluster.wait_until(lambda: cluster.num_running() == 1)
+
+    active = asked(control, "active")
+    control.revoke("job_embed", terminate=True)
+
+    assert [(task["id"], task["name"]) for task in active] == [("job_embed", EMBED_TASK)]
+    cluster.wait_until(lambda: state_of(cluster.queue, "job_embed") is JobState.CANCELLED)
 
 
 def told_until(last, events):

@@ -41,7 +41,7 @@ def start(client):
 
 
 def say(writer, job, text, answer=0):
-    sequence_id = job.sequence_ids[answer]
+    sequence_id = job.sequences[answer].id
     for token_id in TOKENIZER.encode(text):
         job.take(TokenOutput(sequence_id, token_id))
     writer.note(job)
