@@ -95,7 +95,7 @@ ENDED = Key("ended", "ended")
 STREAMED = Key("streamed", "streamed")
 # hash, until batch_record_ttl_ms after the end. tenant status endpoint input_file completion_window
 # window metadata? output_ttl_ms created_ms expires_ms <status>_ms? progress (JSON, see batch.py)
-# output_file? error_file?
+# counted_line? (the last whose tokens its tenant's rates have) output_file? error_file?
 BATCH = Key("batch", "batch:{id}")
 # zset job id -> line: a batch's lines that are queued or running. Gone with its batch.
 BATCH_LIVE = Key("batch_live", "batch:{id}:live")
@@ -212,7 +212,7 @@ def idempotency_key(tenant: str, idempotency: Idempotency) -> str:
 
 
 def idempotency_fields(tenant: str, idempotency: Idempotency) -> dict[str, str | int | bool]:
-    """Return an idempotency key as scripts read it; see answered_already in _shared.lua."""
+    """Return an idempotency key as scripts read it; see answered_already in _places.lua."""
     fields: dict[str, str | int | bool] = {
         "idempotency_key": idempotency_key(tenant, idempotency),
         "digest": idempotency.digest,
