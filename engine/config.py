@@ -8,11 +8,18 @@ from enum import StrEnum
 
 
 class ComputeType(StrEnum):
-    """The type of weights, activations and KV cache. AUTO takes what the weight files hold."""
+    """The type of weights and activations. AUTO takes what the weight files hold."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+
+
+class CacheType(StrEnum):
+    """The type of keys and values in the cache. AUTO takes that of the activations."""
+
+    AUTO = "auto"
+    INT8 = "int8"
 
 
 class KernelChoice(StrEnum):
@@ -42,6 +49,7 @@ class EngineConfig:
     expected_output_share: float | None = None
     prefix_caching: bool = True
     dtype: ComputeType = ComputeType.AUTO
+    kv_dtype: CacheType = CacheType.AUTO
     device: str = "cpu"
     kernels: KernelChoice = KernelChoice.AUTO
     num_threads: int | None = None
@@ -49,4 +57,6 @@ class EngineConfig:
     def __post_init__(self) -> None:
         assert self.block_size >= 2, "a block holds whole pairs of tokens"
         assert self.block_size % 2 == 0, "a block holds whole pairs of tokens"
+        holds_bytes = self.kv_dtype is CacheType.INT8
+        assert not holds_bytes or self.block_size % 16 == 0, "16 tokens' bytes are read at once"
         assert self.max_step_tokens >= self.max_sequences, "a step gives each sequence a token"

@@ -80,6 +80,7 @@ class EngineFacts:
 
     kernels: str = "none"
     dtype: str = "none"
+    kv_dtype: str = "none"
     memory: "MemoryPlan | None" = None
     step_seconds: Callable[[], StepSeconds] | None = None
 

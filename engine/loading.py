@@ -12,7 +12,7 @@ import torch
 
 from engine.admission import AdmissionEstimate
 from engine.blocks import BlockPool
-from engine.config import ComputeType, EngineConfig, KernelChoice
+from engine.config import CacheType, ComputeType, EngineConfig, KernelChoice
 from engine.engine import Engine, EngineFacts, EngineLimits
 from engine.errors import KernelsMissingError
 from engine.folder import readable_files, stored_dtype, stored_sizes, weights_of
@@ -45,7 +45,9 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
     dtype = compute_dtype(folder, config)
     model = read_model_config(folder)
     max_context = min(config.max_context or model.max_context, model.max_context)
-    memory = plan_memory(model, config, _weights_bytes(folder, model, dtype), dtype)
+    kv_dtype = cache_dtype(config, dtype)
+    weights_bytes = _weights_bytes(folder, model, dtype)
+    memory = plan_memory(model, config, weights_bytes, dtype, kv_dtype)
 
     sizes = StepSizes(
         num_tokens=config.max_step_tokens,
@@ -54,14 +56,14 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
     )
     kernels = choose_kernels(config, dtype, device, sizes)
     weights = load_decoder_weights(folder, model, kernels, Placement(dtype, device, max_context))
-    cache = KvCache(model, memory.num_blocks, CacheFormat(config.block_size, dtype), device)
+    cache = KvCache(model, memory.num_blocks, CacheFormat(config.block_size, kv_dtype), device)
     buffers = StepBuffers(sizes, config.block_size, device)
     decoder = Decoder(weights, kernels, cache)
     network: Decoder | NativeModel = decoder
     if isinstance(kernels, NativeKernels):
         network = NativeModel(decoder, kernels, buffers)
 
-    cache_key = _weights_digest(folder) if config.prefix_caching else None
+    cache_key = _cache_key(folder, kv_dtype) if config.prefix_caching else None
     pool = BlockPool(memory.num_blocks, config.block_size, cache_key=cache_key)
     scheduler = Scheduler(
         pool,
@@ -84,6 +86,7 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
         EngineFacts(
             kernels=kernels.name,
             dtype=str(dtype).removeprefix("torch."),
+            kv_dtype=str(kv_dtype).removeprefix("torch."),
             memory=memory,
             step_seconds=kernels.seconds if isinstance(kernels, NativeKernels) else None,
         ),
@@ -103,11 +106,16 @@ def choose_kernels(
 
 
 def compute_dtype(folder: Path, config: EngineConfig) -> torch.dtype:
-    """Return the type of activations, cache and all weights that are not quantised."""
+    """Return the type of activations and of all weights that are not quantised."""
     if config.dtype is not ComputeType.AUTO:
         return _DTYPES[config.dtype]
     stored = stored_dtype(weights_of(readable_files(folder)))
     return torch.bfloat16 if stored == "bfloat16" else torch.float32
+
+
+def cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    """Return the type of cached keys and values beside activations of this type."""
+    return torch.int8 if config.kv_dtype is CacheType.INT8 else dtype
 
 
 def _weights_bytes(folder: Path, model: ModelConfig, dtype: torch.dtype) -> int:
@@ -117,12 +125,12 @@ def _weights_bytes(folder: Path, model: ModelConfig, dtype: torch.dtype) -> int:
     return (sizes.num_plain + head_values) * dtype.itemsize + sizes.quantised_bytes
 
 
-def _weights_digest(folder: Path) -> bytes:
-    """Name the weights, for cached prefixes.
+def _cache_key(folder: Path, kv_dtype: torch.dtype) -> bytes:
+    """Name the weights and the cache's type, for cached prefixes.
 
     A file's head lists every tensor, its size and time tell versions apart.
     """
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(str(kv_dtype).encode(), digest_size=16)
     for path in weights_of(readable_files(folder)):
         status = path.stat()
         digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}".encode())

@@ -29,7 +29,11 @@ class MemoryPlan:
 
 
 def plan_memory(
-    model: ModelConfig, config: EngineConfig, weights_bytes: int, dtype: torch.dtype
+    model: ModelConfig,
+    config: EngineConfig,
+    weights_bytes: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
 ) -> MemoryPlan:
     """Split the budget; raise MemoryBudgetError if not even one longest context fits.
 
@@ -37,7 +41,7 @@ def plan_memory(
     """
     activation_bytes = _activation_bytes(model, config, dtype)
     reserved_bytes = round(_RESERVED_SHARE * config.memory_budget_bytes)
-    one_block = block_bytes(model, config.block_size, dtype)
+    one_block = block_bytes(model, config.block_size, kv_dtype)
     taken_bytes = weights_bytes + activation_bytes + reserved_bytes
     num_blocks = config.num_blocks or (config.memory_budget_bytes - taken_bytes) // one_block
     longest = min(config.max_context or model.max_context, model.max_context)

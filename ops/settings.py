@@ -130,7 +130,12 @@ class Settings(BaseSettings):
         default=0.25, gt=0, le=0.95, description="Share of free memory the engine may take."
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto", description="Type of weights and KV cache; auto takes the folder's."
+        default="auto", description="Type of weights and activations; auto takes the folder's."
+    )
+    kv_dtype: Literal["auto", "int8"] = Field(
+        default="auto",
+        description="Type of the KV cache; auto takes that of activations. int8 holds twice the"
+        " tokens; block_size must then be a multiple of 16.",
     )
     engine_threads: int | None = Field(
         default=None, ge=1, description="Threads of the tensor library; all cores if unset."

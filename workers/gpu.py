@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from engine.config import ComputeType, EngineConfig
+from engine.config import CacheType, ComputeType, EngineConfig
 from engine.loading import load_engine
 from engine.registry import load_manifest, verify
 from engine.sequence import SamplingParams, Sequence
@@ -36,6 +36,7 @@ def run_engine_worker(settings: Settings, folder: Path, name: str | None = None)
         num_blocks=engine.capacity().total_blocks,
         kernels=engine.facts.kernels,
         dtype=engine.facts.dtype,
+        kv_dtype=engine.facts.kv_dtype,
     )
     return serve(model, settings, name)
 
@@ -48,6 +49,7 @@ def _engine_config(settings: Settings) -> EngineConfig:
         max_sequences=settings.slots,
         max_step_tokens=settings.step_tokens,
         dtype=ComputeType(settings.dtype),
+        kv_dtype=CacheType(settings.kv_dtype),
         num_threads=settings.engine_threads,
     )
 

@@ -224,6 +224,7 @@ class NativeKernels:
         shape: AttentionShape,
     ) -> None:
         """Rotate queries and keys in place and write keys and values to the cache."""
+        assert shape.head_dim <= _LARGEST_HEAD, "a head's bytes have a fixed place"
         for tensor in (cache.keys, cache.values):
             self._library.pm_use_large_pages(tensor.data_ptr(), tensor.nbytes)
         self._library.pm_rotate(
@@ -235,8 +236,7 @@ class NativeKernels:
             shape.num_heads,
             shape.num_kv_heads,
             shape.head_dim,
-            self._address(cache.keys),
-            self._address(cache.values),
+            *self._addresses(cache),
             cache.block_size,
         )
 
@@ -260,8 +260,7 @@ class NativeKernels:
             shape.scale,
             shape.window or 0,
             shape.softcap or 0.0,
-            self._address(cache.keys),
-            self._address(cache.values),
+            *self._addresses(cache),
             cache.block_size,
             out.data_ptr(),
         )
@@ -339,6 +338,11 @@ class NativeKernels:
             shape = (self._sizes.num_tokens, width)
             self._buffers[key] = torch.zeros(shape, dtype=dtype or self._dtype)
         return self._buffers[key]
+
+    def _addresses(self, cache: LayerCache) -> tuple[int | None, ...]:
+        """Return where keys, values and their scales lie."""
+        scales = None if cache.scales is None else self._address(cache.scales)
+        return self._address(cache.keys), self._address(cache.values), scales
 
     def _address(self, tensor: torch.Tensor) -> int:
         """Return where a tensor lies, and keep it there."""

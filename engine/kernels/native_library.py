@@ -72,7 +72,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "pm_linear": (None, [c_void_p, c_void_p, _WEIGHT, c_void_p, c_void_p]),
     "pm_linear_add": (None, [c_void_p, c_void_p, _WEIGHT, c_void_p]),
     "pm_linear_gated": (None, [c_void_p, c_void_p, _WEIGHT, c_int, c_void_p]),
-    "pm_rotate": (None, [*[c_void_p] * 4, *[c_int] * 4, c_void_p, c_void_p, c_int]),
+    "pm_rotate": (None, [*[c_void_p] * 4, *[c_int] * 4, *[c_void_p] * 3, c_int]),
     "pm_attend": (
         None,
         [
@@ -82,7 +82,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
             c_float,
             c_int,
             c_float,
-            *[c_void_p] * 2,
+            *[c_void_p] * 3,
             c_int,
             c_void_p,
         ],

@@ -136,6 +136,9 @@ class ReferenceKernels:
         values = heads[:, num_turned:]  # [T, G, D]
         blocks = batch.slots // cache.block_size  # [T]
         places = batch.slots % cache.block_size  # [T]
+        if cache.scales is not None:
+            keys, cache.scales[blocks, :, 0, places] = _to_bytes(keys)
+            values, cache.scales[blocks, :, 1, places] = _to_bytes(values)
         packed = keys.reshape(*keys.shape[:2], -1, cache.keys.shape[-1])  # [T, G, D/P, P]
         cache.keys[blocks, :, :, places] = packed
         packing = cache.values.shape[-1]
@@ -176,16 +179,19 @@ def _dequantise_int4(weight: Linear) -> torch.Tensor:
 
 def _multiply_int8(x: torch.Tensor, weight: Linear, scales: torch.Tensor) -> torch.Tensor:
     """Multiply in whole numbers: rows by their own scales, columns by the weight's."""
-    rows = x.float()
-    largest = rows.abs().amax(-1, keepdim=True)
-    row_scales = largest / 127
-    inverse = torch.where(largest > 0, torch.full_like(largest, 127) / largest, 0.0)
-    quantised = (rows * inverse).round()
-    exact = quantised.double() @ weight.data.double().T  # sums of bytes exceed float32's integers
-    product = exact.float() * (row_scales * scales)
+    rows, row_scales = _to_bytes(x)
+    exact = rows.double() @ weight.data.double().T  # sums of bytes exceed float32's integers
+    product = exact.float() * (row_scales[:, None] * scales)
     if weight.bias is not None:
         product += weight.bias
     return product.to(x.dtype)
+
+
+def _to_bytes(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round rows so that the largest value of each is 127; return them with their scales."""
+    largest = rows.float().abs().amax(-1, keepdim=True)
+    inverse = torch.where(largest > 0, torch.full_like(largest, 127) / largest, 0.0)
+    return (rows.float() * inverse).round().to(torch.int8), largest.squeeze(-1) / 127
 
 
 def can_pack(device: torch.device) -> bool:
@@ -211,13 +217,17 @@ def _rotate(heads: torch.Tensor, positions: torch.Tensor, rope: RopeTable) -> No
 def _gather(
     cache: LayerCache, blocks: torch.Tensor, length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Collect a sequence's keys and values.
+    """Collect a sequence's keys and values, float32.
 
     Only the slots it has filled, the rest may hold anything.
     """
     keys = cache.keys[blocks].permute(1, 0, 3, 2, 4)  # [G, n, B, D/P, P]
     values = cache.values[blocks].permute(1, 0, 2, 4, 3)  # [G, n, B/P, P, D]
-    return keys.flatten(3).flatten(1, 2)[:, :length], values.flatten(1, 3)[:, :length]
+    keys, values = keys.flatten(3).flatten(1, 2)[:, :length], values.flatten(1, 3)[:, :length]
+    if cache.scales is None:
+        return keys.float(), values.float()
+    scales = cache.scales[blocks].permute(2, 1, 0, 3).flatten(2)[:, :, :length, None]
+    return keys * scales[0], values * scales[1]
 
 
 def _attend_one(
@@ -226,7 +236,7 @@ def _attend_one(
     num_rows = queries.shape[0]
     length = keys.shape[1]
     grouped = queries.float().view(num_rows, shape.num_kv_heads, -1, shape.head_dim)
-    scores = torch.einsum("rghd,gld->ghrl", grouped, keys.float()) * shape.scale
+    scores = torch.einsum("rghd,gld->ghrl", grouped, keys) * shape.scale
     if shape.softcap is not None:
         scores = shape.softcap * torch.tanh(scores / shape.softcap)
     row_positions = torch.arange(length - num_rows, length, device=keys.device)[:, None]
@@ -235,5 +245,5 @@ def _attend_one(
     if shape.window is not None:
         hidden |= distance >= shape.window
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-    attended = torch.einsum("ghrl,gld->rghd", weights, values.float())
+    attended = torch.einsum("ghrl,gld->rghd", weights, values)
     return attended.flatten(1, 2).to(queries.dtype)  # [rows, H, D]

@@ -1,14 +1,16 @@
 """Perplexity of model folders on a fixed text: `python -m ops.bench.perplexity FOLDER ...`.
 
 Owns the text: ops/bench/sample.txt was written for this project, so no model has been trained on
-it. It is read in windows of 512 tokens. The first folder is what the others are compared with.
+it. It is read in windows of 512 tokens. Each folder is measured with each type of cache that is
+asked for, and compared with the first folder in its first cache.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from engine.config import ComputeType, EngineConfig, KernelChoice
+from engine.config import CacheType, ComputeType, EngineConfig, KernelChoice
 from engine.folder import readable_files, weights_of
 from engine.perplexity import TextScorer
 from engine.tokenizer import Tokenizer
@@ -32,18 +34,29 @@ def measure(folder: Path, config: EngineConfig) -> float:
 @click.command()
 @click.argument("folders", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--dtype", type=click.Choice([one.value for one in ComputeType]), default="auto")
+@click.option(
+    "--kv-dtype",
+    "kv_dtypes",
+    type=click.Choice([one.value for one in CacheType]),
+    multiple=True,
+    default=("auto",),
+    help="Type of the cache; may be given twice.",
+)
 @click.option("--kernels", type=click.Choice([one.value for one in KernelChoice]), default="auto")
-def main(folders: tuple[Path, ...], dtype: str, kernels: str) -> None:
-    """Compare the perplexity of model folders with that of the first."""
+def main(folders: tuple[Path, ...], dtype: str, kv_dtypes: tuple[str, ...], kernels: str) -> None:
+    """Compare the perplexity of model folders, and of types of the cache."""
     config = EngineConfig(dtype=ComputeType(dtype), kernels=KernelChoice(kernels))
-    click.echo(f"{'folder':40}  {'MiB':>6}  perplexity  change")
+    click.echo(f"{'folder':40}  {'MiB':>6}  {'cache':>5}  perplexity  change")
     first = None
     for folder in folders:
-        perplexity = measure(folder, config)
-        first = first or perplexity
         size = sum(path.stat().st_size for path in weights_of(readable_files(folder))) >> 20
-        change = 100 * (perplexity / first - 1)
-        click.echo(f"{folder.name:40}  {size:6}  {perplexity:10.3f}  {change:+.2f}%")
+        for kv_dtype in kv_dtypes:
+            perplexity = measure(folder, replace(config, kv_dtype=CacheType(kv_dtype)))
+            first = first or perplexity
+            change = 100 * (perplexity / first - 1)
+            click.echo(
+                f"{folder.name:40}  {size:6}  {kv_dtype:>5}  {perplexity:10.3f}  {change:+.2f}%"
+            )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.config import ComputeType, EngineConfig, KernelChoice
+from engine.config import CacheType, ComputeType, EngineConfig, KernelChoice
 from engine.errors import (
     CacheLimitError,
     ContextLimitError,
@@ -118,6 +118,19 @@ def test_the_cache_takes_what_the_memory_budget_leaves(tiny_folder):
     assert memory.cache_bytes == engine.limits.num_blocks * block_bytes
     spent = memory.weights_bytes + memory.activation_bytes + memory.reserved_bytes
     assert budget - block_bytes < spent + memory.cache_bytes <= budget
+
+
+def test_a_cache_of_bytes_holds_nearly_twice_the_tokens(tiny_folder):
+    budget = a_config(num_blocks=None, memory_budget_bytes=8 << 20, dtype=ComputeType.BFLOAT16)
+
+    wide = load_engine(tiny_folder, budget).facts
+    narrow = load_engine(tiny_folder, replace(budget, kv_dtype=CacheType.INT8)).facts
+
+    assert (wide.kv_dtype, narrow.kv_dtype) == ("bfloat16", "int8")
+    # Heads of 16 dimensions are small: a scale of 4 bytes beside 16 bytes, instead of 32.
+    assert narrow.memory.num_blocks == pytest.approx(32 / 20 * wide.memory.num_blocks, abs=2)
+    one_block = wide.memory.cache_bytes / wide.memory.num_blocks
+    assert narrow.memory.cache_bytes == pytest.approx(wide.memory.cache_bytes, abs=one_block)
 
 
 def test_a_budget_that_holds_no_whole_context_is_refused_with_the_numbers(tiny_folder):

@@ -245,12 +245,16 @@ def indices(values):
     return torch.tensor(values, dtype=torch.int32)
 
 
-def a_poisoned_cache(generator, batch, shape, dtype):
+def a_poisoned_cache(generator, batch, shape, dtype, stored):
     """Return a cache of random keys and values where the batch may look, and poison elsewhere."""
     num_slots = SIZES.num_sequences * 16 * BLOCK_SIZE
+    is_bytes = stored is torch.int8
+    poison = -128 if is_bytes else float("nan")
+    scales = torch.full((num_slots // BLOCK_SIZE, shape.num_kv_heads, 2, BLOCK_SIZE), float("nan"))
     cache = LayerCache(
-        torch.full(key_shape(shape, dtype), float("nan"), dtype=dtype),
-        torch.full(value_shape(shape, dtype), float("nan"), dtype=dtype),
+        torch.full(key_shape(shape, stored), poison, dtype=stored),
+        torch.full(value_shape(shape, stored), poison, dtype=stored),
+        scales if is_bytes else None,
     )
     slots = []
     for index, context in enumerate(batch.context_lengths.tolist()):
@@ -281,7 +285,21 @@ def value_shape(shape, dtype):
     return (num_blocks, shape.num_kv_heads, BLOCK_SIZE // packing, shape.head_dim, packing)
 
 
-@types
+def a_copy(cache):
+    scales = None if cache.scales is None else cache.scales.clone()
+    return LayerCache(cache.keys.clone(), cache.values.clone(), scales)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored"),
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float32, torch.int8),
+        (torch.bfloat16, torch.int8),
+    ],
+    ids=["fp32", "bf16", "fp32-int8", "bf16-int8"],
+)
 @pytest.mark.parametrize(
     "shape",
     [
@@ -294,13 +312,13 @@ def value_shape(shape, dtype):
 )
 @some
 @seeds
-def test_rotation_and_attention_agree_on_poisoned_caches(native, dtype, shape, seed):
+def test_rotation_and_attention_agree_on_poisoned_caches(native, dtype, stored, shape, seed):
     generator = torch.Generator().manual_seed(seed)
     kernels = native(dtype)
     batch = a_ragged_batch(generator, kernels)
     num_rows = len(batch.positions)
-    cache = a_poisoned_cache(generator, batch, shape, dtype)
-    theirs = LayerCache(cache.keys.clone(), cache.values.clone())
+    cache = a_poisoned_cache(generator, batch, shape, dtype, stored)
+    theirs = a_copy(cache)
     angles = a_matrix(generator, 256, shape.head_dim // 4)
     rope = RopeTable(angles.cos(), angles.sin())
     width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
@@ -316,7 +334,7 @@ def test_rotation_and_attention_agree_on_poisoned_caches(native, dtype, shape, s
     reference.rotate_and_store(expected_qkv, batch, rope, theirs, shape)
     assert_close(qkv[:num_rows], expected_qkv, dtype)
     expected = reference.attend(expected_qkv, batch, theirs, shape)
-    assert_close(out[:num_rows], expected, dtype)
+    assert_close(out[:num_rows], expected, TIE_TOLERANCE if stored is torch.int8 else dtype)
 
 
 @types

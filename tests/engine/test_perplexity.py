@@ -1,10 +1,11 @@
+from dataclasses import replace
 from math import exp
 
 import pytest
 import torch
 from torch.nn import functional
 
-from engine.config import ComputeType, EngineConfig, KernelChoice
+from engine.config import CacheType, ComputeType, EngineConfig, KernelChoice
 from engine.own_text import own_text
 from engine.perplexity import TextScorer
 from ops.bench.perplexity import sample_windows
@@ -30,6 +31,19 @@ def test_perplexity_is_what_transformers_finds(folder, kernels):
     perplexity = TextScorer(folder, config, longest=24).perplexity(TEXTS)
 
     assert perplexity == pytest.approx(exp(float(sum(losses)) / 25), rel=1e-4)
+
+
+@pytest.mark.parametrize("kernels", [KernelChoice.AUTO, KernelChoice.REFERENCE])
+def test_a_cache_of_bytes_hardly_changes_perplexity(folder, kernels):
+    whole = EngineConfig(dtype=ComputeType.FLOAT32, kernels=kernels)
+    in_bytes = replace(whole, kv_dtype=CacheType.INT8)
+
+    ours, theirs = (
+        TextScorer(folder, config, longest=24).perplexity(TEXTS) for config in (in_bytes, whole)
+    )
+
+    assert ours != theirs
+    assert ours == pytest.approx(theirs, rel=0.01)
 
 
 def test_the_sample_is_long_enough_to_tell_a_percent(folder):

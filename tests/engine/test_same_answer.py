@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.config import ComputeType, EngineConfig, KernelChoice
+from engine.config import CacheType, ComputeType, EngineConfig, KernelChoice
 from engine.loading import load_engine
 from engine.sequence import SamplingParams, Sequence
 
@@ -51,10 +51,15 @@ def answers(folder, indices, **changes):
     return tokens, num_preempted
 
 
+@pytest.fixture(scope="module", params=[*CacheType])
+def kv_dtype(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def alone(tiny_folder, compiled_kernels):  # noqa: ARG001 it has to be there
+def alone(tiny_folder, kv_dtype, compiled_kernels):  # noqa: ARG001 it has to be there
     """Return the answers of 16 sequences, each run in an engine of its own."""
-    single = [answers(tiny_folder, [index])[0] for index in range(16)]
+    single = [answers(tiny_folder, [index], kv_dtype=kv_dtype)[0] for index in range(16)]
     return {name: tokens for answer in single for name, tokens in answer.items()}
 
 
@@ -70,16 +75,16 @@ def alone(tiny_folder, compiled_kernels):  # noqa: ARG001 it has to be there
     ],
     ids=["in-8", "in-64", "in-chunks", "in-tiny-chunks", "on-one-thread", "uncached"],
 )
-def test_every_bit_is_the_same_alone_and_in_company(tiny_folder, alone, indices, changes):
-    together, _ = answers(tiny_folder, indices, **changes)
+def test_every_bit_is_the_same_alone_and_in_company(tiny_folder, kv_dtype, alone, indices, changes):
+    together, _ = answers(tiny_folder, indices, kv_dtype=kv_dtype, **changes)
 
     compared = alone.keys() & together.keys()
     assert len(compared) >= 8
     assert {name: together[name] for name in compared} == {name: alone[name] for name in compared}
 
 
-def test_every_bit_is_the_same_after_preemption(tiny_folder, alone):
-    crowded = {"num_blocks": 16, "expected_output_share": 0.0}
+def test_every_bit_is_the_same_after_preemption(tiny_folder, kv_dtype, alone):
+    crowded = {"num_blocks": 16, "expected_output_share": 0.0, "kv_dtype": kv_dtype}
 
     together, num_preempted = answers(tiny_folder, range(16), **crowded)
 
@@ -87,8 +92,8 @@ def test_every_bit_is_the_same_after_preemption(tiny_folder, alone):
     assert together == alone
 
 
-def test_every_bit_is_the_same_with_a_cached_prefix(tiny_folder, alone):
-    engine = load_engine(tiny_folder, CONFIG)
+def test_every_bit_is_the_same_with_a_cached_prefix(tiny_folder, kv_dtype, alone):
+    engine = load_engine(tiny_folder, replace(CONFIG, kv_dtype=kv_dtype))
     tokens: dict[str, list[object]] = {"first": [], "again": []}
     for name in tokens:
         sequence = a_sequence(14)

@@ -9,6 +9,9 @@
 #include <vector>
 
 #include "attention.h"
+#include "attention_bytes.h"
+#include "attention_words.h"
+#include "cache.h"
 #include "linear.h"
 #include "pool.h"
 #include "rows.h"
@@ -134,9 +137,9 @@ void record_narrow(Program& program, const float* x, int width, void* out) {
 }
 
 // Rotate queries and keys of each row in place, then store its keys and values.
-template <class Element>
+template <class Element, class Cache>
 void record_rotate(Program& program, void* qkv, const float* cosines, const float* sines, int half,
-                   int num_heads, const Cache<Element>& cache) {
+                   int num_heads, const Cache& cache) {
   auto* rows = static_cast<typename Element::Stored*>(qkv);
   program.operations.push_back({kRows, [=, &program](const Counts& counts) {
     const Batch& batch = program.batch;
@@ -161,29 +164,30 @@ struct TileRange {
   int first;  // the first of token * group + head within the group
 };
 
-template <class Element, int kRows>
-void run_tile(const Attention<Element>& attention,
-              const typename Attention<Element>::Tile& tile, int num_rows, float* scratch) {
+template <int kRows, class Element, class Products>
+void run_tile(const Attention<Element, Products>& attention, const Tile<Element>& tile,
+              int num_rows, float* scratch) {
   if constexpr (kRows > 1) {
     if (num_rows < kRows) {
-      run_tile<Element, kRows - 1>(attention, tile, num_rows, scratch);
+      run_tile<kRows - 1>(attention, tile, num_rows, scratch);
       return;
     }
   }
   attention.template run<kRows>(tile, scratch);
 }
 
-template <class Element>
-void record_attend(Program& program, const void* qkv, const Attention<Element>& attention,
-                   void* out) {
+template <class Element, class Products>
+void record_attend(Program& program, const void* qkv,
+                   const Attention<Element, Products>& attention, void* out) {
   using Stored = typename Element::Stored;
   const auto* rows = static_cast<const Stored*>(qkv);
   auto* to = static_cast<Stored*>(out);
   auto tiles = std::make_shared<std::vector<TileRange>>();
   program.operations.push_back({kAttention, [=, &program](const Counts& counts) {
     const Batch& batch = program.batch;
-    const int num_heads = attention.num_heads, num_kv = attention.cache.num_kv_heads;
-    const int dim = attention.cache.head_dim, group = num_heads / num_kv;
+    const auto& cache = attention.products.cache;
+    const int num_heads = attention.num_heads, num_kv = cache.num_kv_heads;
+    const int dim = cache.head_dim, group = num_heads / num_kv;
     tiles->clear();
     for (int sequence = 0; sequence < counts.num_sequences; ++sequence) {
       const int num_tokens = batch.row_starts[sequence + 1] - batch.row_starts[sequence];
@@ -196,7 +200,7 @@ void record_attend(Program& program, const void* qkv, const Attention<Element>& 
       const int start = batch.row_starts[range.sequence];
       const int num_tokens = batch.row_starts[range.sequence + 1] - start;
       const int context = batch.context_lengths[range.sequence];
-      typename Attention<Element>::Tile tile;
+      Tile<Element> tile;
       tile.blocks = batch.block_ids + batch.block_starts[range.sequence];
       tile.head = task % num_kv;
       tile.context = context;
@@ -215,8 +219,8 @@ void record_attend(Program& program, const void* qkv, const Attention<Element>& 
         tile.outs[row] = to + (size_t(start + token) * num_heads + head) * dim;
         tile.positions[row] = context - num_tokens + token;
       }
-      alignas(64) float scratch[kQueryRows * 256];
-      run_tile<Element, kQueryRows>(attention, tile, num_rows, scratch);
+      alignas(64) float scratch[kQueryRows * kLargestHead];
+      run_tile<kQueryRows>(attention, tile, num_rows, scratch);
     });
   }});
 }
@@ -297,6 +301,45 @@ void record_best(Program& program, const void* x, const PackedWeight& weight, in
     multiply_any<Element>(program, x, weight, num_rows, KeepBest::kPanelsPerTask, sink);
     for (int row = 0; row < num_rows; ++row) out[row] = sink.best_column(row, num_tasks);
   }});
+}
+
+// A layer's cache, before its types are known.
+struct CachePlace {
+  void* keys;
+  void* values;
+  float* scales;  // null: keys and values are of the model's type
+  int num_kv_heads;
+  int head_dim;
+  int block_size;
+};
+
+template <class Element, class Use>
+void with_cache_of(const CachePlace& place, const Use& use) {
+  using Stored = typename Element::Stored;
+  if (place.scales != nullptr) {
+    use(ByteCache<Element>{static_cast<int8_t*>(place.keys), static_cast<int8_t*>(place.values),
+                           place.scales, place.num_kv_heads, place.head_dim, place.block_size},
+        Element{});
+  } else {
+    use(WordCache<Element>{static_cast<Stored*>(place.keys), static_cast<Stored*>(place.values),
+                           place.num_kv_heads, place.head_dim, place.block_size},
+        Element{});
+  }
+}
+
+template <class Use>
+void with_cache(const Program& program, const CachePlace& place, const Use& use) {
+  program.element == 0 ? with_cache_of<Float32>(place, use) : with_cache_of<Bfloat16>(place, use);
+}
+
+template <class Element>
+WordProducts<Element> products_with(const WordCache<Element>& cache) {
+  return {cache};
+}
+
+template <class Element>
+ByteProducts<Element> products_with(const ByteCache<Element>& cache) {
+  return {cache};
 }
 
 }  // namespace
@@ -406,32 +449,27 @@ void pm_linear_gated(Program* program, const void* x, const PackedWeight* weight
   }
 }
 
+// scales: null where the cache is of the model's type, else it holds bytes.
 void pm_rotate(Program* program, void* qkv, const float* cosines, const float* sines, int half,
                int num_heads, int num_kv_heads, int head_dim, void* keys, void* values,
-               int block_size) {
-  if (program->element == 0) {
-    record_rotate<Float32>(*program, qkv, cosines, sines, half, num_heads,
-                           {static_cast<float*>(keys), static_cast<float*>(values), num_kv_heads,
-                            head_dim, block_size});
-  } else {
-    record_rotate<Bfloat16>(*program, qkv, cosines, sines, half, num_heads,
-                            {static_cast<uint16_t*>(keys), static_cast<uint16_t*>(values),
-                             num_kv_heads, head_dim, block_size});
-  }
+               float* scales, int block_size) {
+  const CachePlace place{keys, values, scales, num_kv_heads, head_dim, block_size};
+  with_cache(*program, place, [&](const auto& cache, auto element) {
+    record_rotate<decltype(element)>(*program, qkv, cosines, sines, half, num_heads, cache);
+  });
 }
 
 void pm_attend(Program* program, const void* qkv, int num_heads, int num_kv_heads, int head_dim,
-               float scale, int window, float softcap, void* keys, void* values, int block_size,
-               void* out) {
-  if (program->element == 0) {
-    const Cache<Float32> cache{static_cast<float*>(keys), static_cast<float*>(values),
-                               num_kv_heads, head_dim, block_size};
-    record_attend<Float32>(*program, qkv, {cache, num_heads, scale, window, softcap}, out);
-  } else {
-    const Cache<Bfloat16> cache{static_cast<uint16_t*>(keys), static_cast<uint16_t*>(values),
-                                num_kv_heads, head_dim, block_size};
-    record_attend<Bfloat16>(*program, qkv, {cache, num_heads, scale, window, softcap}, out);
-  }
+               float scale, int window, float softcap, void* keys, void* values, float* scales,
+               int block_size, void* out) {
+  const CachePlace place{keys, values, scales, num_kv_heads, head_dim, block_size};
+  with_cache(*program, place, [&](const auto& cache, auto element) {
+    using Element = decltype(element);
+    const auto products = products_with(cache);
+    const Attention<Element, std::decay_t<decltype(products)>> attention{
+        products, num_heads, scale, window, softcap};
+    record_attend(*program, qkv, attention, out);
+  });
 }
 
 void pm_scores(Program* program, const void* x, const PackedWeight* weight, float softcap,

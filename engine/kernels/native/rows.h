@@ -84,16 +84,13 @@ float quantise_row(const typename Element::Stored* x, int width, uint8_t* out) {
     largest_size = std::max(largest_size, std::fabs(Element::widen(x[column])));
   }
   const float inverse = largest_size > 0 ? 127.0f / largest_size : 0.0f;
-  // Adding 1.5 * 2^23 leaves the nearest integer in the low bits, ties to even.
-  constexpr float kRound = 12582912.0f;
   for (column = 0; column + kLanes <= width; column += kLanes) {
-    const Vector shifted = Element::load_wide(x + column) * inverse + kRound;
-    const Bytes bytes = __builtin_convertvector(bits_as<Words>(shifted) + Int8::kZero, Bytes);
+    const Integers whole = nearest(Element::load_wide(x + column) * inverse);
+    const Bytes bytes = __builtin_convertvector(whole + Int8::kZero, Bytes);
     std::memcpy(out + column, &bytes, sizeof bytes);
   }
   for (; column < width; ++column) {
-    const float shifted = Element::widen(x[column]) * inverse + kRound;
-    out[column] = static_cast<uint8_t>(bits_as<uint32_t>(shifted) + Int8::kZero);
+    out[column] = static_cast<uint8_t>(nearest(Element::widen(x[column]) * inverse) + Int8::kZero);
   }
   return largest_size / 127.0f;
 }
@@ -117,32 +114,5 @@ void rotate_head(typename Element::Stored* head, const float* cosines, const flo
     head[half + place] = Element::narrow(second * cosines[place] + first * sines[place]);
   }
 }
-
-// One layer's cache, see engine/kv_cache.py: keys [N, G, D/P, B, P], values [N, G, B/P, D, P].
-template <class Element>
-struct Cache {
-  typename Element::Stored* keys;
-  typename Element::Stored* values;
-  int num_kv_heads;
-  int head_dim;
-  int block_size;
-
-  size_t head_at(int block, int head) const {
-    return (size_t(block) * num_kv_heads + head) * head_dim * block_size;
-  }
-
-  void store(int slot, int head, const typename Element::Stored* key,
-             const typename Element::Stored* value) const {
-    constexpr int P = Element::kPerWord;
-    const int place = slot % block_size;
-    typename Element::Stored* to_keys = keys + head_at(slot / block_size, head) + place * P;
-    typename Element::Stored* to_values =
-        values + head_at(slot / block_size, head) + size_t(place / P) * head_dim * P + place % P;
-    for (int dim = 0; dim < head_dim; ++dim) {
-      to_keys[size_t(dim / P) * block_size * P + dim % P] = key[dim];
-      to_values[dim * P] = value[dim];
-    }
-  }
-};
 
 }  // namespace promptmill

@@ -50,6 +50,18 @@ inline Vector splat(float value) { return Vector{} + value; }
 inline Words splat_word(uint32_t value) { return Words{} + value; }
 
 inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+inline int ceil_to_lanes(int count) { return (count + kLanes - 1) / kLanes * kLanes; }
+
+// Adding 1.5 * 2^23 leaves the nearest integer in the low bits, ties to even.
+constexpr float kRound = 12582912.0f;
+
+inline Integers nearest(Vector value) {
+  return bits_as<Integers>(value + kRound) - bits_as<int32_t>(kRound);
+}
+
+inline int nearest(float value) {
+  return bits_as<int32_t>(value + kRound) - bits_as<int32_t>(kRound);
+}
 
 typedef float Quarter __attribute__((vector_size(16)));
 
@@ -163,8 +175,8 @@ struct Int8 {
 inline Vector exponential(Vector x) {
   x = x > 88.0f ? splat(88.0f) : x;
   x = x < -87.0f ? splat(-87.0f) : x;
-  const Vector shifted = x * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2^23 rounds to integer
-  const Vector n = shifted - 12582912.0f;
+  const Vector shifted = x * 1.44269504088896341f + kRound;
+  const Vector n = shifted - kRound;
   const Vector r = x - n * 0.693359375f + n * 2.12194440e-4f;
   Vector p = splat(1.9875691500e-4f);
   p = p * r + 1.3981999507e-3f;
