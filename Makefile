@@ -12,7 +12,7 @@ CONVERTED := $(MODEL)/manifest.json
 CODE := api engine ops queueing workers tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup kernels model check fix lint types contracts spelling unit bench soak bench-depth bench-peers lock lock-check clean
+.PHONY: help demo test setup kernels model check fix lint types contracts spelling unit bench soak soak-random bench-depth bench-peers lock lock-check clean
 
 help: ## List what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do \
@@ -64,6 +64,9 @@ bench-peers: setup ## Measure us beside every other engine (8 GB of packages; LL
 
 soak: setup ## Run the fault tests at their full size, for about an hour
 	PROMPTMILL_SOAK=1 $(RUN) -m pytest tests/faults tests/queueing --timeout 7200 --durations=0 --durations-min=5
+
+soak-random: setup ## Let all faults strike at random, for PROMPTMILL_SOAK_MINUTES (120)
+	PROMPTMILL_SOAK_MINUTES=$${PROMPTMILL_SOAK_MINUTES:-120} $(RUN) -m pytest tests/faults/test_random_soak.py -s
 
 lock: $(INSTALLED) ## Remake the dependency locks
 	. $(VENV)/bin/activate && ops/locks/lock.sh

@@ -31,7 +31,7 @@ _POLL_S = 0.02
 
 
 class WorkerProcess:
-    """One engine worker on the fake model."""
+    """One process of a cluster: a worker, or whatever else its command starts."""
 
     def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
         self._log = log
@@ -59,10 +59,20 @@ class WorkerProcess:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def exit_status(self) -> int | None:
+        """How the process ended, negative for a signal; None while it runs."""
+        return self._process.poll()
+
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return the log lines of one event, oldest first."""
         lines = (line for line in self.log.splitlines() if line.startswith("{"))
         return [line for line in map(json.loads, lines) if line["event"] == name]
+
+    def signal_family(self, number: signal.Signals) -> None:
+        """Send a signal to the process and its children, if it still runs."""
+        if self.is_running:
+            os.killpg(self.pid, number)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if the process still runs."""
@@ -70,8 +80,8 @@ class WorkerProcess:
             self._process.send_signal(number)
 
     def kill9(self) -> None:
-        """End the process as a crash does."""
-        self.signal(signal.SIGKILL)
+        """End the process and its children as a crash does."""
+        self.signal_family(signal.SIGKILL)
         self._process.wait()
 
     def wait(self) -> int:
