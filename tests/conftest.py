@@ -3,7 +3,8 @@ clusters of real workers.
 
 PROMPTMILL_TEST_MODEL names another model folder, PROMPTMILL_TEST_REDIS_BINARY another server. With
 CI=true the tests on a server run on both the embedded one and the distribution's, and its absence
-is a failure.
+is a failure. Kernels for a GPU run in Triton's interpreter, which has to be chosen before Triton is
+first imported.
 """
 
 import os
@@ -20,6 +21,8 @@ from tests.support.server import RedisServer, embedded_binary, system_binary
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DEMO_MODEL = REPOSITORY / ".cache" / "models" / "SmolLM2-135M-Instruct"
+
+os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_configure() -> None:

@@ -5,6 +5,7 @@
 # torch's CPU build, which pip sees only where it is offered beside the index; it is pinned as what it is, "+cpu" with
 # the hash of the file seen here, because pip prefers a file whose hash it knows and would take the other build.
 # light.lock is the part of cuda.lock that the API, CPU workers, beat and Flower need: no torch.
+# triton.lock is the one package of cuda.lock that `make test` installs beside the CPU lock, for Triton's interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -15,6 +16,7 @@ compile() {
 compile --all-extras -o ops/locks/cuda.lock
 compile --all-extras --config-file ops/locks/cpu.toml -o ops/locks/cpu.lock
 compile --extra local --constraint ops/locks/cuda.lock -o ops/locks/light.lock
+sed -n '/^triton==/,/[^\\]$/p' ops/locks/cuda.lock > ops/locks/triton.lock
 
 wheels=$(mktemp -d)
 trap 'rm -rf "$wheels"' EXIT

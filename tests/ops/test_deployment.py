@@ -121,7 +121,9 @@ def test_every_declared_dependency_is_locked_at_a_version_that_fits(name):
     assert missed == []
 
 
-@pytest.mark.parametrize("name", ["cpu.lock", "cuda.lock", "light.lock", "model.lock"])
+@pytest.mark.parametrize(
+    "name", ["cpu.lock", "cuda.lock", "light.lock", "model.lock", "triton.lock"]
+)
 def test_every_locked_package_has_a_hash(name):
     packages = requirements(name)
 
@@ -131,6 +133,10 @@ def test_every_locked_package_has_a_hash(name):
 
 def test_the_light_images_have_the_versions_of_the_full_lock():
     assert requirements("light.lock") <= requirements("cuda.lock")
+
+
+def test_the_interpreter_of_gpu_kernels_is_the_compiler_that_cuda_machines_have():
+    assert requirements("triton.lock") <= requirements("cuda.lock")
 
 
 def test_the_light_images_have_no_torch():
