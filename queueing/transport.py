@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import redis
 from kombu.transport import redis as stock
+from kombu.transport import virtual
 
 from queueing.errors import StoreUnavailable
 from queueing.job import Claim, Lease, Priority, is_job_queue, task_of_queue
@@ -134,17 +135,27 @@ class LeaseQoS(stock.QoS):
             self.channel.settled(message.headers, requeue=requeue)
 
 
+class JobMessage(virtual.Message):
+    """A message that knows its arguments without decoding them, if it is a job's."""
+
+    def __init__(self, payload: dict[str, Any], channel: Any = None, **kwargs: Any) -> None:
+        super().__init__(payload, channel, **kwargs)
+        self._decoded_cache = payload.get("arguments")
+
+
 class JobChannel(stock.Channel):
     """A stock channel whose job queues are JobQueue's."""
 
     connection: Any
     connection_errors: tuple[type[Exception], ...]
+    Message = JobMessage
     QoS = LeaseQoS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._intake: Intake | None = None
         self._listens_to: Priority | None = None
         self._claim_is_due = False
+        self._shared_client: redis.Redis | None = None
         super().__init__(*args, **kwargs)
 
     def basic_consume(self, queue: str, *args: Any, **kwargs: Any) -> Any:
@@ -182,6 +193,15 @@ class JobChannel(stock.Channel):
         if self._in_poll and self._intake.room().listens_to is not self._listens_to:
             with _as_lost_connection():
                 self._intake.queue.wake(self._intake.worker)
+
+    def _create_client(self, asynchronous: bool = False) -> Any:  # noqa: FBT001, FBT002  kombu's
+        """Share one client: kombu makes one for each message that is published."""
+        if asynchronous:
+            return super()._create_client(asynchronous)  # type: ignore[misc]  # not in the stub
+        client = self._shared_client
+        if client is None or client.connection_pool is not self.pool:  # kombu drops a lost pool
+            client = self._shared_client = super()._create_client()  # type: ignore[misc]  # not in the stub
+        return client
 
     # The stock poller calls these two for every channel that consumes.
 
@@ -307,6 +327,7 @@ def _message(claim: Claim) -> dict[str, Any]:
         {"callbacks": None, "errbacks": None, "chain": None, "chord": None},
     ]
     return {
+        "arguments": arguments,
         "body": json.dumps(arguments),
         "content-encoding": "utf-8",
         "content-type": "application/json",

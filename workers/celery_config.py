@@ -12,6 +12,7 @@ from kombu import Exchange, Queue
 
 from queueing.job import is_job_queue
 from queueing.transport import Intake
+from workers.task_events import GatheredEvents
 
 TRANSPORT = "queueing.transport:Transport"
 
@@ -42,6 +43,7 @@ def configure_celery(app: Celery, redis_url: str, intake: Intake | None = None) 
         worker_cancel_long_running_tasks_on_connection_loss=False,
     )
     if intake is not None:
+        app.events_cls = GatheredEvents  # type: ignore[assignment]  # Celery takes a class as well
         app.conf.update(broker_transport=TRANSPORT, broker_transport_options={"intake": intake})
     setup_logging.connect(_keep_our_logging)
 

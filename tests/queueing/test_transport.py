@@ -1,5 +1,7 @@
 """The transport as kombu sees it: our queues are JobQueue's, all others are stock Redis."""
 
+import json
+
 import pytest
 from kombu import Connection, Consumer, Queue
 
@@ -88,6 +90,16 @@ def test_a_job_comes_as_a_task_message_that_holds_nothing_but_its_id(jobs, conne
     assert message.headers["task"] == "promptmill.generate"
     assert "secret" not in str(message.headers) + str(body)
     assert intake.accepted[0].request == "a secret prompt"
+
+
+def test_what_a_message_knows_undecoded_is_what_its_body_says(jobs, connect_with):
+    enqueue(jobs, a_job("job_a"))
+
+    ((body, message),) = received(
+        connect_with(HeldBack(jobs, limit=1)), lambda message: message.ack(), 1
+    )
+
+    assert json.loads(message.body) == body == message.payload
 
 
 def test_acknowledging_settles_and_rejecting_hands_back(jobs, connect_with):
