@@ -1,11 +1,10 @@
-"""The operator's API: queues, tenants and their keys, dead jobs, and draining this process.
+"""The operator's API: queues, tenants and their keys, dead jobs, switches and draining.
 
 Owns the application behind the admin key, on a port of its own; the tenants' API has none of its
 routes. A tenant's key is known here and refused: 403. Every change leaves a line in the log.
 """
 
 import hmac
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import structlog
@@ -90,13 +89,11 @@ class AdminRoutes:
         tenants: TenantStore,
         dead: DeadJobs,
         switches: SwitchBoard,
-        begin_draining: Callable[[], None],
     ) -> None:
         self._queue = queue
         self._tenants = tenants
         self._dead = dead
         self._switches = switches
-        self._begin_draining = begin_draining
 
     def blueprint(self) -> Blueprint:
         """Return the routes, to be registered once."""
@@ -115,7 +112,9 @@ class AdminRoutes:
             (dead_job, self.drop, "DELETE"),
             ("/switches", self.list_switches, "GET"),
             ("/switches/<switch_name:name>", self.flip, "PUT"),
+            ("/drain", self.drain_state, "GET"),
             ("/drain", self.drain, "POST"),
+            ("/drain", self.resume, "DELETE"),
         ):
             blueprint.add_url_rule(rule, view_func=view, methods=[method])
         return blueprint
@@ -204,12 +203,29 @@ class AdminRoutes:
         _note("switch flipped", switch=name, before=flip.before, now=flip.now)
         return jsonify(name=name, value=flip.now)
 
-    def drain(self) -> Response:
-        """Let this API process take no new work, for good: it is about to be ended."""
+    def drain_state(self) -> Response:
+        """Say whether the installation drains, and what its workers still hold, by queue."""
         read_query()
-        self._begin_draining()
-        _note("drain begun")
-        return Response(status=204)
+        held = {name: self._queue.depth(name).leased for name in self._queue.queues()}
+        return jsonify(
+            object="drain",
+            draining=Switch.DRAIN in self._switches.read(),
+            leased={name: count for name, count in held.items() if count > 0},
+        )
+
+    def drain(self) -> Response:
+        """Let all processes take nothing new and finish what runs; seen within two seconds."""
+        return self._set_drain(1, "drain begun")
+
+    def resume(self) -> Response:
+        """Let all processes go on."""
+        return self._set_drain(None, "drain ended")
+
+    def _set_drain(self, value: int | None, action: str) -> Response:
+        read_query()
+        self._switches.flip(Switch.DRAIN, value)
+        _note(action)
+        return self.drain_state()
 
     def _queue_object(self, name: str) -> dict[str, Any]:
         depth = self._queue.depth(name)

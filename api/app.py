@@ -5,7 +5,6 @@ thread begins before the first request needs it.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import redis
@@ -15,7 +14,7 @@ from api.admin import AdminRoutes, set_up_admin
 from api.auth import Keyring, guard
 from api.docs import OPEN_ENDPOINTS as DOCS_ENDPOINTS
 from api.docs import docs_blueprint
-from api.drain import Drain
+from api.drain import Drain, log_flip
 from api.errors import register_error_handlers
 from api.health import OPEN_ENDPOINTS as HEALTH_ENDPOINTS
 from api.health import StoreProbe, health_blueprint
@@ -52,7 +51,7 @@ from queueing.job_list import JobList
 from queueing.queue import JobQueue, QueueLimits
 from queueing.served_model import ServedModels
 from queueing.store import connect
-from queueing.switches import SwitchBoard
+from queueing.switches import SwitchBoard, SwitchWatch
 from queueing.tenants import TenantStore
 from queueing.token_stream import TokenStreams
 from queueing.webhook_signature import WebhookSecret
@@ -85,7 +84,8 @@ class Api:
 
     def begin_draining(self) -> None:
         """Refuse new work and let whoever waits have his answer now."""
-        _begin_draining(self.drain, self.waiters)
+        self.drain.begin()
+        self.waiters.close()
 
     def close(self) -> None:
         """Drain, and give back threads and connections."""
@@ -117,7 +117,8 @@ def create_api(settings: Settings) -> Api:
     )
     cards = [load_model_card(folder, settings.default_max_tokens) for folder in settings.models]
     models = ServedModels(card.served for card in cards)
-    drain = Drain()
+    switches = SwitchBoard(client, prefix=settings.key_prefix)
+    drain = Drain(SwitchWatch(switches, log_flip))
     channels = [key.of(settings.key_prefix) for key in (keys.ENDED, keys.STREAMED)]
     waiters = Waiters(client, channels, settings.api_max_waiters)
     tenants = TenantStore(client, prefix=settings.key_prefix)
@@ -152,16 +153,9 @@ def create_api(settings: Settings) -> Api:
     app.register_blueprint(webhook_secret_blueprint(webhook_secret))
     app.register_blueprint(docs_blueprint(lambda: api_document(app)))
     dead = DeadJobs(client, queue, prefix=settings.key_prefix)
-    switches = SwitchBoard(client, prefix=settings.key_prefix)
-    end = partial(_begin_draining, drain, waiters)
-    admin_routes = AdminRoutes(queue, tenants, dead, switches, end)
+    admin_routes = AdminRoutes(queue, tenants, dead, switches)
     admin = _admin_app(settings, admin_routes, keyring, http, store)
     return Api(app, admin, drain, waiters, client)
-
-
-def _begin_draining(drain: Drain, waiters: Waiters) -> None:
-    drain.begin()
-    waiters.close()
 
 
 def _admin_app(

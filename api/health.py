@@ -1,8 +1,9 @@
 """Health and metrics of an API process, open to whoever reaches its port.
 
 /livez says that the process answers. /readyz says that it takes work: the store takes a write and
-nobody has told the process to end; workers are not asked, since a queue without them still takes
-work. /metrics is this process's registry with the queues as they are at the moment of the scrape.
+nobody drains the process or the installation; workers are not asked, since a queue without them
+still takes work. /metrics is this process's registry with the queues as they are at the moment of
+the scrape.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ import redis
 from flask import Blueprint, Response, jsonify
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from api.drain import Drain
+from api.drain import Drain, DrainingError
 from queueing import keys
 from queueing.errors import StoreUnavailable
 from queueing.store import translated_errors
@@ -50,11 +51,12 @@ def health_blueprint(
 
     @blueprint.get("/readyz")
     def readyz() -> Response:
-        """Say whether the process takes work: the store takes writes and nobody ends it."""
-        if drain.has_begun:
-            return _not_ready("draining")
+        """Say whether the process takes work: the store takes writes and nobody drains it."""
         try:
+            drain.refuse_new_work()
             probe.check()
+        except DrainingError:
+            return _not_ready("draining")
         except StoreUnavailable:
             return _not_ready("store_unavailable")
         return jsonify(status="ready")

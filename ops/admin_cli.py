@@ -1,29 +1,29 @@
-"""`promptmill admin`: look at queues, and handle dead jobs, as the operator.
+"""`promptmill admin`: look at queues, handle dead jobs, and drain, as the operator.
 
-Talks to Redis directly; only draining, which is a process's own affair, goes by the admin API.
+Talks to Redis directly, so it works without the admin API and while every API process is down.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
-import httpx
 import redis
 
 from ops.settings import Settings
+from ops.switch_cli import flip_switch
 from queueing.dead_jobs import DeadJobs
 from queueing.errors import PromptmillError, RequestError
 from queueing.pages import PageQuery
 from queueing.queue import JobQueue, QueueLimits
 from queueing.store import connect
+from queueing.switches import Switch, SwitchBoard
 
 _PAGE = 1_000
-_TIMEOUT_S = 10.0
 
 
 @click.group()
 def admin() -> None:
-    """Look at queues and handle dead jobs."""
+    """Look at queues, handle dead jobs, and drain."""
 
 
 @admin.command()
@@ -72,17 +72,21 @@ def drop(job_id: str) -> None:
 
 @admin.command()
 def drain() -> None:
-    """Let the API process of this machine take no new work, for good."""
-    settings = Settings()
-    admin_key = settings.resolved_admin_key()
-    if admin_key is None:
-        raise click.ClickException("set PROMPTMILL_ADMIN_KEY or PROMPTMILL_ADMIN_KEY_FILE")
-    url = f"http://{settings.admin_host}:{settings.admin_port}/admin/drain"
-    headers = {"Authorization": f"Bearer {admin_key}"}
-    answer = httpx.post(url, headers=headers, timeout=_TIMEOUT_S)
-    if not answer.is_success:
-        raise click.ClickException(f"the admin API answers {answer.status_code}")
-    click.echo("draining")
+    """Let all processes take nothing new and finish what runs, until `resume`."""
+    _flip_drain(1)
+    click.echo("draining: look at `promptmill admin queues` for what is still leased")
+
+
+@admin.command()
+def resume() -> None:
+    """Let all processes go on after a drain."""
+    _flip_drain(None)
+    click.echo("resumed")
+
+
+def _flip_drain(value: int | None) -> None:
+    with _queue() as (client, _):
+        flip_switch(SwitchBoard(client, prefix=Settings().key_prefix), Switch.DRAIN, value)
 
 
 @contextmanager

@@ -71,6 +71,7 @@ class Event(StrEnum):
     MODEL_LOADED = "model loaded"
     WORKER_READY = "worker ready"
     WORKER_DRAINING = "worker draining"
+    WORKER_RESUMED = "worker resumed"
     TURN_FAILED = "turn failed"
     WATCHDOG_EXPIRED = "watchdog expired"
     STORE_LOST = "store lost"

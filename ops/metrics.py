@@ -232,6 +232,18 @@ class EngineMetrics:
         return Gauge(name, help_text, ("worker", "model"), registry=self._registry)
 
 
+class WorkerMetrics:
+    """A worker of either kind."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.draining = Gauge(
+            "promptmill_worker_draining",
+            "1 while the drain switch keeps the worker from claiming, else 0.",
+            ("worker",),
+            registry=registry,
+        )
+
+
 class WebhookMetrics:
     """Webhook deliveries."""
 

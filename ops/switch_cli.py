@@ -24,17 +24,17 @@ def switch(name: str | None, value: str | None) -> None:
         with connect(settings.redis_url) as client:
             board = SwitchBoard(client, prefix=settings.key_prefix)
             if name is not None and value is not None:
-                _flip(board, Switch(name), value)
+                flip_switch(board, Switch(name), _read_value(value))
             for known, setting in _described(board).items():
                 click.echo(f"{known:<16}{setting}")
     except PromptmillError as error:
         raise click.ClickException(str(error)) from error
 
 
-def _flip(board: SwitchBoard, wanted: Switch, value: str) -> None:
-    """Flip a switch and leave a line about who did."""
+def flip_switch(board: SwitchBoard, wanted: Switch, value: int | None) -> None:
+    """Flip a switch and leave a line about who did; raises StoreUnavailable."""
     configure_logging("cli", "INFO")
-    flip = board.flip(wanted, _read_value(value))
+    flip = board.flip(wanted, value)
     structlog.stdlib.get_logger(__name__).info(
         Event.SWITCH_FLIPPED,
         switch=wanted.value,

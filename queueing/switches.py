@@ -1,12 +1,15 @@
 """Switches: degradations that an operator flips at run time, in one hash that all processes see.
 
 What sheds work is obeyed by the script that admits jobs, at once. What changes how jobs are run is
-read by workers about once a second; without a store they go by what they knew last. Knows no
+read by workers, and draining by all processes, about once a second; without a store they go by what
+they knew last. Knows no
 worker and no HTTP. The script obeys the switch's name, so a name never changes its meaning.
 """
 
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -24,6 +27,7 @@ class Switch(StrEnum):
 
     SHED_BULK = "shed_bulk"  # bulk jobs are refused, as a queue does that is four fifths full
     SHED_STANDARD = "shed_standard"  # standard jobs are, too
+    DRAIN = "drain"  # no process takes or claims anything new; what runs is finished
     MAX_TOKENS = "max_tokens"  # answers end after so many tokens, whatever was asked for
 
 
@@ -64,13 +68,14 @@ class SwitchBoard:
 
 
 class SwitchWatch:
-    """The switches as one process knows them. One thread looks; any thread may ask."""
+    """The switches as one process knows them. Any thread may look and ask."""
 
     def __init__(self, board: SwitchBoard, on_flip: Callable[[Flip], None]) -> None:
         """Take who is told of each change that is seen."""
         self._board = board
         self._on_flip = on_flip
         self._known: dict[Switch, int] = {}
+        self._looking = threading.Lock()
         self._look_at_s = 0.0
 
     def value(self, switch: Switch) -> int | None:
@@ -79,14 +84,20 @@ class SwitchWatch:
 
     def look_when_due(self) -> None:
         """Look again if it is time; a store that is away changes nothing."""
-        now_s = time.monotonic()
-        if now_s < self._look_at_s:
+        with suppress(StoreUnavailable):
+            self.look_or_fail()
+
+    def look_or_fail(self) -> None:
+        """Look again if it is time and nobody else does just now; raises StoreUnavailable."""
+        if time.monotonic() < self._look_at_s or not self._looking.acquire(blocking=False):
             return
-        self._look_at_s = now_s + _LOOK_EVERY_S
         try:
-            seen = self._board.read()
-        except StoreUnavailable:
-            return
+            self._look_at_s = time.monotonic() + _LOOK_EVERY_S
+            self._tell(self._board.read())
+        finally:
+            self._looking.release()
+
+    def _tell(self, seen: dict[Switch, int]) -> None:
         before, self._known = self._known, seen
         for switch in Switch:
             if before.get(switch) != seen.get(switch):

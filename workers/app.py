@@ -17,7 +17,7 @@ from engine.grammar import Grammars
 from engine.registry import load_manifest
 from engine.tokenizer import Tokenizer
 from ops.logs import Event, configure_logging
-from ops.metrics import BatchMetrics, WebhookMetrics, new_registry
+from ops.metrics import BatchMetrics, WebhookMetrics, WorkerMetrics, new_registry
 from ops.settings import Settings
 from queueing.admission import Admission
 from queueing.batch_store import BatchStore
@@ -30,6 +30,7 @@ from queueing.job import BATCH_QUEUE, JANITOR_QUEUE, WEBHOOK_QUEUE, Lease, task_
 from queueing.queue import JobQueue, QueueLimits
 from queueing.served_model import ServedModel, ServedModels
 from queueing.store import connect
+from queueing.switches import SwitchBoard, SwitchWatch
 from queueing.tenants import Tenant, TenantStore
 from queueing.webhook_signature import WebhookSecret
 from queueing.webhook_url import UrlPolicy
@@ -41,6 +42,7 @@ from workers.file_sweep import FileSweep
 from workers.intake import Intake
 from workers.janitor import Janitor
 from workers.leases import LeaseKeeper, LeaseRenewer
+from workers.standby import Standby, log_flip
 from workers.webhook_client import WebhookClient
 from workers.webhook_lanes import Lanes
 from workers.webhook_receivers import Receivers
@@ -115,7 +117,8 @@ def run_cpu_worker(settings: Settings, name: str | None = None) -> int:
     CpuTasks(intake, works).register(app)
     Drain(intake, settings.grace_s).install()
     janitor.ensure()
-    keeper = LeaseKeeper(LeaseRenewer(intake, settings.renew_s, on_lost=lambda _lease: None))
+    renewer = LeaseRenewer(intake, settings.renew_s, on_lost=lambda _lease: None)
+    keeper = LeaseKeeper(renewer, _standby(settings, client, intake, WorkerMetrics(registry)))
     keeper.start()
     if settings.metrics_port:
         start_http_server(settings.metrics_port, "127.0.0.1", registry)
@@ -123,6 +126,14 @@ def run_cpu_worker(settings: Settings, name: str | None = None) -> int:
     celery_worker.start()
     keeper.stop()
     return int(celery_worker.exitcode or 0)
+
+
+def _standby(
+    settings: Settings, client: "redis.Redis", intake: Intake, metrics: WorkerMetrics
+) -> Standby:
+    switches = SwitchWatch(SwitchBoard(client, prefix=settings.key_prefix), log_flip)
+    # What is handed back is given up where it next asks the queue.
+    return Standby(intake, switches, settings.grace_s, metrics=metrics, drop=lambda _lease: None)
 
 
 def _deliverer(

@@ -11,21 +11,19 @@ import socket
 from dataclasses import dataclass
 
 import redis
-import structlog
 from celery import Celery
 from prometheus_client import start_http_server
 
 from engine.grammar import Grammars
 from engine.sequence import Pooling
 from engine.tokenizer import Tokenizer
-from ops.logs import Event as LogEvent
-from ops.metrics import new_registry
+from ops.metrics import WorkerMetrics, new_registry
 from ops.settings import Settings
 from queueing.failpoints import Failpoints
 from queueing.job import EMBED_TASK, GENERATE_TASK, generate_queue
 from queueing.queue import JobQueue, QueueLimits
 from queueing.store import connect
-from queueing.switches import Flip, SwitchBoard, SwitchWatch
+from queueing.switches import SwitchBoard, SwitchWatch
 from queueing.token_stream import TokenStreams
 from workers.celery_config import configure_celery, consume_from, worker_options
 from workers.delivery import Delivery
@@ -35,6 +33,7 @@ from workers.leases import LeaseRenewer
 from workers.observer import EngineObserver
 from workers.pool import EngineParts, EnginePool
 from workers.serving import Event, ServingLoop, SteppingEngine
+from workers.standby import Standby, log_flip
 from workers.stream_writer import StreamWriter
 
 
@@ -77,7 +76,7 @@ def serve(model: LoadedModel, settings: Settings, name: str | None = None) -> in
     consume_from(app, [generate_queue(model.name)])
     for task in (GENERATE_TASK, EMBED_TASK):
         app.task(name=task)(_run_in_pool)
-    app.engine_parts = _parts(settings, model, intake, client, observer)
+    app.engine_parts = _parts(settings, model, intake, client, observer, WorkerMetrics(registry))
     Drain(intake, settings.grace_s).install()
     if settings.metrics_port:
         start_http_server(settings.metrics_port, "127.0.0.1", registry)
@@ -95,9 +94,10 @@ def _parts(
     intake: Intake,
     client: "redis.Redis",
     observer: EngineObserver,
+    metrics: WorkerMetrics,
 ) -> EngineParts:
     streams = TokenStreams(client, prefix=settings.key_prefix)
-    board = SwitchBoard(client, prefix=settings.key_prefix)
+    switches = SwitchWatch(SwitchBoard(client, prefix=settings.key_prefix), log_flip)
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     serving = ServingLoop(model.engine, events, coalesce_s=settings.coalesce_ms / 1000)
     delivery = Delivery(
@@ -114,6 +114,13 @@ def _parts(
         on_lost=lambda lease: delivery.lose(lease.tag),
         progress=lambda: serving.num_turns,
     )
+    standby = Standby(
+        intake,
+        switches,
+        settings.grace_s,
+        metrics=metrics,
+        drop=lambda lease: delivery.lose(lease.tag),
+    )
     return EngineParts(
         intake,
         model.tokenizer,
@@ -122,14 +129,9 @@ def _parts(
         serving,
         delivery,
         renewer,
-        SwitchWatch(board, _log_flip),
+        switches,
+        standby,
         settings.watchdog_s,
-    )
-
-
-def _log_flip(flip: Flip) -> None:
-    structlog.stdlib.get_logger(__name__).info(
-        LogEvent.SWITCH_FLIPPED, switch=flip.switch.value, before=flip.before, now=flip.now
     )
 
 

@@ -28,6 +28,7 @@ class Intake:
         self._lock = threading.Lock()
         self._claims: dict[str, Claim] = {}
         self._is_closed = False
+        self._is_paused = False
         self._num_answered: dict[str, int] = {}
         self._on_cancel: Callable[[Lease], None] = lambda _lease: None
 
@@ -43,15 +44,29 @@ class Intake:
         """Claim nothing more."""
         self._is_closed = True
 
+    def pause(self) -> None:
+        """Claim nothing until `resume`."""
+        self._is_paused = True
+
+    @property
+    def is_paused(self) -> bool:
+        """True from `pause` to `resume`."""
+        return self._is_paused
+
+    def resume(self) -> None:
+        """Claim again, unless closed: the consuming thread looks for work every second."""
+        self._is_paused = False
+
     def room(self) -> Room:
         """Say how much to claim: the free slots, or the urgent ones when there are none.
 
-        Nothing beside a job that must run alone, and nothing when closed.
+        Nothing beside a job that must run alone, and nothing when closed or paused.
         """
         with self._lock:
             held = list(self._claims.values())
         num_held = len(held)
-        if self._is_closed or any(claim.must_run_alone for claim in held):
+        is_shut = self._is_closed or self._is_paused
+        if is_shut or any(claim.must_run_alone for claim in held):
             return Room(limit=0, held=num_held)
         if num_held < self._slots:
             return Room(limit=self._slots - num_held, held=num_held)

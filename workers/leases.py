@@ -11,6 +11,7 @@ from collections.abc import Callable
 from queueing.errors import StoreUnavailable
 from queueing.job import Lease
 from workers.intake import Intake
+from workers.standby import Standby
 
 
 class LeaseRenewer:
@@ -62,15 +63,19 @@ class LeaseRenewer:
 
 
 class LeaseKeeper:
-    """A thread that renews the leases of a worker whose work runs in other threads."""
+    """A thread that keeps the leases of a worker whose work runs in other threads: renews them, and
+    hands them back when the worker stands by.
+    """
 
-    def __init__(self, renewer: LeaseRenewer) -> None:
+    def __init__(self, renewer: LeaseRenewer, standby: Standby) -> None:
         self._renewer = renewer
+        self._standby = standby
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
 
     def start(self) -> None:
-        """Begin renewing."""
+        """Begin; the switch has been looked at when this returns, so before anything is claimed."""
+        self._standby.obey()
         self._thread.start()
 
     def stop(self) -> None:
@@ -81,3 +86,4 @@ class LeaseKeeper:
     def _run(self) -> None:
         while not self._stopped.wait(0.2):
             self._renewer.renew_when_due()
+            self._standby.obey()

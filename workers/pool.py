@@ -39,6 +39,7 @@ from workers.intake import Intake
 from workers.leases import LeaseRenewer
 from workers.running import prepare
 from workers.serving import ServingLoop
+from workers.standby import Standby
 
 EXIT_FATAL = 70  # EX_SOFTWARE: the supervisor starts the process again
 _NEWER_VERSION_DELAY_S = 5.0
@@ -58,6 +59,7 @@ class EngineParts:
     delivery: Delivery
     renewer: LeaseRenewer
     switches: SwitchWatch
+    standby: Standby
     watchdog_s: float
 
 
@@ -93,6 +95,7 @@ class EnginePool(BasePool):
         self._log = structlog.stdlib.get_logger(__name__)
         self._parts.intake.on_cancel(self._cancel)
         self._parts.delivery.on_ended(self._note_ended)
+        self._parts.standby.obey()  # before anything is claimed
         self._threads = [
             threading.Thread(target=self._step_forever, name="stepping", daemon=True),
             threading.Thread(target=self._deliver_forever, name="delivery", daemon=True),
@@ -211,7 +214,7 @@ class EnginePool(BasePool):
             while not self._stepping_ended.is_set():
                 parts.delivery.turn()
                 parts.renewer.renew_when_due()
-                parts.switches.look_when_due()
+                parts.standby.obey()
                 if parts.renewer.stalled_s() > parts.watchdog_s:
                     self._die(Event.WATCHDOG_EXPIRED)
             parts.delivery.turn(wait_s=0.0)

@@ -11,6 +11,7 @@ from queueing.queue import JobQueue, QueueLimits
 from queueing.tenants import Tenant, TenantStore
 from tests.api.test_jobs import QUEUE, complete_one
 from tests.support.api_server import ApiServer
+from tests.support.waiting import wait_until
 
 ADMIN_KEY = "admin-key-of-the-tests"
 
@@ -208,8 +209,40 @@ def test_a_switch_takes_what_it_can_mean(admin, name, body, status):
     assert admin.put(f"/admin/switches/{name}", json=body).status_code == status
 
 
-def test_draining_refuses_new_work_and_readiness(admin, user):
-    assert admin.post("/admin/drain").status_code == 204
+def test_draining_refuses_new_work_and_readiness_in_every_process(admin, user, settings):
+    path = user.post("/v1/jobs", json={"prompt": "a"}).headers["Location"]
+    other = create_api(settings)
+    begun = admin.post("/admin/drain")
 
-    assert user.get("/readyz").json == {"status": "draining"}
-    assert user.post("/v1/jobs", json={"prompt": "a"}).json["error"]["code"] == "draining"
+    wait_until(lambda: user.get("/readyz").json == {"status": "draining"}, limit_s=2.0)
+    refused = user.post("/v1/jobs", json={"prompt": "a"})
+    refused_by_the_other = other.app.test_client().get("/readyz")
+
+    other.close()
+    assert (begun.status_code, begun.json["draining"]) == (200, True)
+    assert (refused.status_code, refused.json["error"]["code"]) == (503, "draining")
+    assert "Retry-After" in refused.headers
+    assert refused_by_the_other.json == {"status": "draining"}
+    assert user.get(path).json["state"] == "queued"
+
+
+def test_a_drain_ends_as_it_began(admin, user):
+    admin.post("/admin/drain")
+    wait_until(lambda: user.get("/readyz").status_code == 503, limit_s=2.0)
+
+    ended = admin.delete("/admin/drain")
+
+    wait_until(lambda: user.get("/readyz").status_code == 200, limit_s=2.0)
+    assert ended.json == {"object": "drain", "draining": False, "leased": {}}
+    assert user.post("/v1/jobs", json={"prompt": "a"}).status_code == 202
+
+
+def test_a_drain_is_told_with_what_workers_still_hold(admin, user, queue):
+    user.post("/v1/jobs", json={"prompt": "a"})
+    queue.claim(QUEUE, "worker", 1)
+    admin.post("/admin/drain")
+
+    told = admin.get("/admin/drain")
+
+    assert told.json == {"object": "drain", "draining": True, "leased": {QUEUE: 1}}
+    assert {"name": "drain", "value": 1} in admin.get("/admin/switches").json["data"]

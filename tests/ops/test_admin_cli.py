@@ -4,6 +4,7 @@ from click.testing import CliRunner
 from ops.cli import main
 from queueing.queue import JobQueue, QueueLimits
 from queueing.store import connect
+from queueing.switches import Switch, SwitchBoard
 from tests.support.jobs import QUEUE, a_job
 
 DEAD = "job_" + "d" * 22
@@ -54,10 +55,22 @@ def test_a_dead_job_is_listed_tried_again_and_dropped(run):
 
 
 @pytest.mark.usefixtures("redis_url")
-@pytest.mark.parametrize("words", [("retry", DEAD), ("drop", DEAD), ("drain",)])
+@pytest.mark.parametrize("words", [("retry", DEAD), ("drop", DEAD)])
 def test_what_cannot_be_done_is_one_line_and_status_one(run, words):
     refused = run(*words)
 
     assert refused.exit_code == 1
     assert refused.output.startswith("Error: ")
     assert refused.output.count("\n") == 1
+
+
+def test_a_drain_is_begun_and_ended_with_a_line_about_who_did(run, redis_url):
+    begun = run("drain")
+    with connect(redis_url) as client:
+        while_on = SwitchBoard(client).read()
+        ended = run("resume")
+        after = SwitchBoard(client).read()
+
+    assert (begun.exit_code, ended.exit_code) == (0, 0)
+    assert (while_on, after) == ({Switch.DRAIN: 1}, {})
+    assert '"switch": "drain"' in begun.output
