@@ -37,7 +37,7 @@ from queueing.files import FilePurpose
 from queueing.job import JobState
 from queueing.openai_chat import ChatCall
 from queueing.openai_completion import CompletionCall
-from queueing.openai_response import ResponseCall
+from queueing.openai_response import LOGPROBS, ResponseCall
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -173,6 +173,7 @@ OPERATIONS: dict[str, Operation] = {
         query=(
             _one_of("stream", ["true", "false"], "Follow it as it comes."),
             Query("starting_after", {"type": "integer", "minimum": 0}, "Events seen already."),
+            _one_of("include[]", [LOGPROBS], "Of a response made with them; told in any case."),
             _one_of("include_obfuscation", ["true", "false"], "Not served; taken and ignored."),
         ),
     ),

@@ -6,6 +6,7 @@ with the job, as `extra` of its request: a response is told long after it was as
 """
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -37,7 +38,6 @@ _UNSERVED: dict[str, tuple[Any, ...]] = {  # values of JSON
     "context_management": ([],),
     "conversation": (),
     "image": (),
-    "include": ([],),
     "max_tool_calls": (),
     "moderation": (),
     "parallel_tool_calls": (True, False),
@@ -50,7 +50,6 @@ _UNSERVED: dict[str, tuple[Any, ...]] = {  # values of JSON
     "safety_identifier": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
 # Nobody can fetch, follow or cancel the response of a line.
@@ -65,7 +64,8 @@ _UNSERVED_OF_ITEMS: dict[str, tuple[Any, ...]] = {  # values of JSON
     "phase": (),
     "status": ("completed", "incomplete", "in_progress"),
 }
-_UNSERVED_OF_PARTS: dict[str, tuple[Any, ...]] = {"annotations": ([],), "logprobs": ([],)}
+_UNSERVED_OF_PARTS: dict[str, tuple[Any, ...]] = {"annotations": ([],)}
+LOGPROBS = "message.output_text.logprobs"
 _ECHO = "response"
 _STATUS = {
     JobState.QUEUED: "queued",
@@ -88,10 +88,14 @@ def _list_tag(value: Any) -> str:  # a discriminator sees whatever the caller se
 
 
 class InputPart(StrictModel):
-    """A piece of a message's text; output_text is what an earlier answer was made of."""
+    """A piece of a message's text; output_text is what an earlier answer was made of.
+
+    `logprobs` is what was told of that answer, which says nothing to the model.
+    """
 
     type: Literal["input_text", "output_text"]
     text: str
+    logprobs: list[dict[str, Any]] | None = None  # OpenAI's own shape
 
 
 _Parts = list[Annotated[InputPart, BeforeValidator(_served_part)]]
@@ -124,6 +128,10 @@ class TextSettings(StrictModel):
     verbosity: Literal["medium"] | None = None
 
 
+_Include = Annotated[
+    Annotated[list[Literal["message.output_text.logprobs"]], Field(max_length=16)] | None,
+    Field(description=f"a list of {LOGPROBS}"),
+]
 _Items = list[Annotated[InputMessage, BeforeValidator(_served_item)]]
 
 
@@ -142,6 +150,10 @@ class ResponseCall(StrictModel):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     text: TextSettings | None = None
+    include: _Include = None
+    top_logprobs: Annotated[
+        int | None, Field(ge=0, le=20, description="an integer from 0 to 20")
+    ] = None
     background: bool | None = None
     store: bool | None = None
     stream: bool | None = None
@@ -155,6 +167,9 @@ class ResponseCall(StrictModel):
         if self.background and self.store is False:
             message = "a background response is fetched later, so it must be stored"
             raise RequestError(FailureCode.INVALID_REQUEST, message, "store")
+        if self.top_logprobs and not self.include:
+            message = f"top_logprobs: goes with include: [{LOGPROBS}]"
+            raise RequestError(FailureCode.INVALID_REQUEST, message, "top_logprobs")
         check_stream_options(self.stream, self.stream_options)
         return self
 
@@ -168,6 +183,11 @@ class ResponseCall(StrictModel):
         if self.instructions is None:
             return tuple(asked)
         return ({"role": "system", "content": self.instructions}, *asked)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many other tokens' log probabilities to tell beside each token's own."""
+        return (self.top_logprobs or 0) if self.include else None
 
     @property
     def schema_text(self) -> str | None:
@@ -184,6 +204,7 @@ class ResponseCall(StrictModel):
             "max_output_tokens": self.max_output_tokens,
             "temperature": or_default(self.temperature),
             "top_p": or_default(self.top_p),
+            "top_logprobs": self.top_logprobs or 0,
             "service_tier": self.service_tier or "default",
             "text": self._echoed_text(),
             "user": self.user,
@@ -219,6 +240,7 @@ def size_response(call: ResponseCall, models: ServedModels) -> SizedRequest:
         temperature=or_default(call.temperature),
         top_p=or_default(call.top_p),
         schema=call.schema_text,
+        num_logprobs=call.num_logprobs,
         user=call.user,
         extra={_ECHO: call.echo()},
     )
@@ -265,9 +287,9 @@ def message_item(job_id: str, status: str, parts: list[dict[str, Any]]) -> dict[
     }
 
 
-def text_part(text: str) -> dict[str, Any]:
-    """Return the one part of a response's message."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def text_part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """Return the one part of a response's message; `logprobs` of each token, if asked for."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
 def _status(record: JobRecord) -> str:
@@ -283,7 +305,8 @@ def _output(record: JobRecord, status: str) -> list[dict[str, Any]]:
     if record.result is None or record.state is not JobState.COMPLETED:
         return []
     (choice,) = record.result.choices
-    return [message_item(record.id, status, [text_part(choice.text)])]
+    told = () if choice.logprobs is None else choice.logprobs["content"]
+    return [message_item(record.id, status, [text_part(choice.text, told)])]
 
 
 def _error(record: JobRecord) -> dict[str, Any] | None:

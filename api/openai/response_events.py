@@ -6,7 +6,7 @@ the text is one event, so numbers may be fewer than before; the last event is to
 has all of the text.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +37,8 @@ class ResponseEvents:
     def gain(self, gain: Gain) -> Iterator[str]:
         """Tell text that came."""
         yield from self._open()
-        yield from self._part_event("response.output_text.delta", delta=gain.text, logprobs=[])
+        told = _without_bytes(gain.logprobs)
+        yield from self._part_event("response.output_text.delta", delta=gain.text, logprobs=told)
 
     def end(self, record: JobRecord) -> Iterator[str]:
         """Tell how the job ended, whichever way."""
@@ -48,7 +49,8 @@ class ResponseEvents:
         yield from self._open()
         (item,) = response["output"]
         (part,) = item["content"]
-        yield from self._part_event("response.output_text.done", text=part["text"], logprobs=[])
+        told = _without_bytes(part["logprobs"])
+        yield from self._part_event("response.output_text.done", text=part["text"], logprobs=told)
         yield from self._part_event("response.content_part.done", part=part)
         yield from self._event("response.output_item.done", output_index=0, item=item)
         yield from self._last_event(f"response.{response['status']}", response)
@@ -88,3 +90,18 @@ class ResponseEvents:
         """Return the response as it was in an earlier state, the same at every telling."""
         earlier = replace(self._record, state=state, result=None, finished_s=None)
         return response_object(earlier, self._request)
+
+
+def _without_bytes(told: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return log probabilities as events have them: of a token its text alone."""
+    return [
+        {
+            "token": one["token"],
+            "logprob": one["logprob"],
+            "top_logprobs": [
+                {"token": other["token"], "logprob": other["logprob"]}
+                for other in one["top_logprobs"]
+            ],
+        }
+        for one in told
+    ]

@@ -19,6 +19,7 @@ from api.requests import read_object, read_query
 from queueing.errors import FailureCode, RequestError, StoreUnavailable
 from queueing.job import JobRecord
 from queueing.openai_response import (
+    LOGPROBS,
     ResponseCall,
     is_background,
     parse_response_call,
@@ -30,6 +31,8 @@ from queueing.served_model import ServedModels
 from queueing.wire import GenerateRequest, decode_request
 
 _SURFACE = Surface("responses", "resp_")
+# As clients spell a list of one.
+_INCLUDE = "include[]"
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
@@ -68,8 +71,9 @@ class ResponseRoutes:
 
     def retrieve(self, response_id: str) -> Response:
         """Return a response as it is; with ?stream=true as it comes, from the first event on."""
-        query = read_query("stream", "starting_after", "include_obfuscation")
+        query = read_query("stream", "starting_after", "include_obfuscation", _INCLUDE)
         record, asked = self._known(response_id)
+        _check_include(query, asked)
         if _is_true(query, "stream"):
             return self._again(record, asked, query)
         return jsonify(response_object(record, asked))
@@ -130,6 +134,17 @@ class ResponseRoutes:
         if record is None or asked is None or record.result_expired:
             raise _not_found()
         return record, decode_request(asked)
+
+
+def _check_include(query: dict[str, str], asked: GenerateRequest) -> None:
+    """Refuse what a response can't tell; its log probabilities are told whenever it has them."""
+    wanted = query.get(_INCLUDE, LOGPROBS)
+    if wanted != LOGPROBS:
+        message = f"include: should be {LOGPROBS}"
+        raise RequestError(FailureCode.INVALID_REQUEST, message, "include")
+    if _INCLUDE in query and asked.num_logprobs is None:
+        message = "include: the response was made without log probabilities"
+        raise RequestError(FailureCode.INVALID_REQUEST, message, "include")
 
 
 def _is_true(query: dict[str, str], name: str) -> bool:

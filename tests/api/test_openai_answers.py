@@ -35,7 +35,7 @@ class Worker:
 
     def complete(self, *texts, reason="stop"):
         choices = tuple(Choice(index, text, reason) for index, text in enumerate(texts))
-        result = JobResult(JobState.COMPLETED, choices, Usage(5, 2, 1), model="tiny")
+        result = JobResult(JobState.COMPLETED, choices, usage=Usage(5, 2, 1), model="tiny")
         self.queue.finish(Outcome(self.lease, result))
 
     def fail(self, code):

@@ -6,6 +6,7 @@ from typing import Literal
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response
 from pydantic import BaseModel, Field
 
 from tests.support.strict import strictly
@@ -110,6 +111,21 @@ def test_streamed_log_probabilities_are_the_same(ai):
     streamed = [entry for one in told if one is not None for entry in one.content or ()]
     assert [entry.token for entry in streamed] == [entry.token for entry in whole.content]
     assert streamed[0].logprob == pytest.approx(whole.content[0].logprob, abs=1e-3)
+
+
+def test_a_response_tells_the_same_log_probabilities_as_a_chat(ai):
+    chat = {"messages": ASKED, "max_tokens": 8, "logprobs": True, "top_logprobs": 2, **GREEDY}
+    told = ai.chat.completions.create(**chat).choices[0].logprobs.content
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, **GREEDY}
+
+    raw = ai.responses.with_raw_response.create(input=QUESTION, max_output_tokens=8, **asked)
+
+    response = strictly(Response, raw.content)
+    (part,) = response.output[0].content
+    assert response.top_logprobs == 2
+    assert [one.token for one in part.logprobs] == [one.token for one in told]
+    assert [one.bytes for one in part.logprobs] == [one.bytes for one in told]
+    assert part.logprobs[0].logprob == pytest.approx(told[0].logprob, abs=1e-3)
 
 
 def test_completions_tell_log_probabilities_in_their_own_shape(ai):

@@ -122,6 +122,47 @@ def test_every_event_of_a_response_is_one_the_client_knows(raw):
     assert events[-1].response.output_text == text_of(events)
 
 
+def test_every_event_of_a_response_with_log_probabilities_is_one_the_client_knows(raw):
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 3}
+    told = raw("/responses", {"input": "hello", "max_output_tokens": 9, **asked})
+
+    events: list[Any] = [strictly(EVENTS[json.loads(data)["type"]], data) for data in told]
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    (done,) = [event for event in events if event.type == "response.output_text.done"]
+    streamed = [entry for event in deltas for entry in event.logprobs]
+    assert [one.model_dump() for one in streamed] == [one.model_dump() for one in done.logprobs]
+    assert "".join(entry.token for entry in streamed) == done.text
+    assert {len(entry.top_logprobs) for entry in streamed} == {3}
+    assert [entry.token for entry in events[-1].response.output[0].content[0].logprobs] == [
+        entry.token for entry in streamed
+    ]
+
+
+def test_log_probabilities_can_be_asked_for_again(ai):
+    include = ["message.output_text.logprobs"]
+    asked = {"input": "hello", "max_output_tokens": 5, "background": True, **GREEDY}
+    told, untold = ai.responses.create(**asked, include=include), ai.responses.create(**asked)
+    while ai.responses.retrieve(untold.id).status != "incomplete":
+        pass
+
+    again = ai.responses.retrieve(told.id, include=include)
+
+    assert len(again.output[0].content[0].logprobs) == 5
+    with pytest.raises(openai.BadRequestError, match="without log probabilities"):
+        ai.responses.retrieve(untold.id, include=include)
+
+
+def test_an_answer_with_log_probabilities_can_be_sent_back(ai):
+    include = ["message.output_text.logprobs"]
+    first = ai.responses.create(input="hello", max_output_tokens=4, include=include, **GREEDY)
+    said = [HELLO, *(item.model_dump(exclude_none=True) for item in first.output), HELLO]
+
+    second = ai.responses.create(input=said, max_output_tokens=4, **GREEDY)
+
+    spoken = {"role": "assistant", "content": first.output_text}
+    assert second.output_text == expected_text(as_prompt(HELLO, spoken, HELLO), 4)
+
+
 def test_the_clients_own_reader_of_chats_is_content(ai):
     whole = expected_text(as_prompt(HELLO), 40)
     asked = {"messages": [HELLO], "max_tokens": 40, "stop": whole[20:24], **GREEDY}

@@ -48,6 +48,7 @@ def test_every_call_comes_to_what_it_should(live, python):
         "chat stream": ANSWER,
         "completion": expected_text("hello", 12),
         "response": ANSWER,
+        "response logprobs": [[[letter, 2] for letter in ANSWER], [*ANSWER], [*ANSWER]],
         "response stream": ANSWER,
         "background": [ANSWER, {"a": "b"}, "incomplete"],
         "resumed": ANSWER,

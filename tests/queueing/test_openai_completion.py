@@ -94,7 +94,7 @@ def test_an_answer_has_the_shape_of_a_text_completion():
         },
     ]
     choice = Choice(0, "é!", "stop", {"content": told, "refusal": None})
-    result = JobResult(JobState.COMPLETED, (choice,), Usage(5, 2, 1), model="m")
+    result = JobResult(JobState.COMPLETED, (choice,), usage=Usage(5, 2, 1), model="m")
 
     completion = text_completion("cmpl-0123456789ABCDEFGHIJKL", result, 1_700_000_000)
 

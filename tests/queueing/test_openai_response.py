@@ -4,7 +4,7 @@ import pytest
 
 from queueing.errors import FailureCode, RequestError
 from queueing.job import Priority
-from queueing.openai_response import parse_response_call, size_response
+from queueing.openai_response import LOGPROBS, parse_response_call, size_response
 from queueing.openai_sampling import priority_of
 from queueing.served_model import ServedModel, ServedModels
 from tests.queueing.test_openai_chat import LetterEncoder, OnlyObjects
@@ -63,11 +63,9 @@ def test_messages_may_be_made_of_parts_of_both_kinds(models):
         ("tool_choice", "required"),
         ("previous_response_id", "resp_1"),
         ("conversation", "conv_1"),
-        ("include", ["message.output_text.logprobs"]),
         ("reasoning", {"effort": "high"}),
         ("truncation", "auto"),
         ("prompt", {"id": "p"}),
-        ("top_logprobs", 2),
         ("max_tool_calls", 1),
     ],
 )
@@ -89,6 +87,12 @@ def test_what_is_not_served_is_refused_by_name(name, value):
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
         ({"text": {"verbosity": "high"}}, "text.verbosity"),
+        ({"include": ["reasoning.encrypted_content"]}, "include[0]"),
+        ({"include": "message.output_text.logprobs"}, "include"),
+        ({"include": [LOGPROBS], "top_logprobs": 21}, "top_logprobs"),
+        ({"include": [LOGPROBS], "top_logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"include": [], "top_logprobs": 2}, "top_logprobs"),
     ],
 )
 def test_what_is_out_of_shape_is_refused_by_name(changes, param):
@@ -96,6 +100,22 @@ def test_what_is_out_of_shape_is_refused_by_name(changes, param):
 
     assert code in (FailureCode.INVALID_REQUEST, FailureCode.UNSUPPORTED_PARAMETER)
     assert refused_param == param or param is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "num_logprobs"),
+    [
+        ({}, None),
+        ({"include": None, "top_logprobs": None}, None),
+        ({"include": [], "top_logprobs": 0}, None),
+        ({"include": [LOGPROBS]}, 0),
+        ({"include": [LOGPROBS], "top_logprobs": 20}, 20),
+    ],
+)
+def test_log_probabilities_are_asked_for_by_what_is_to_be_included(models, asked, num_logprobs):
+    sized = size_response(parse_response_call(BODY | asked), models)
+
+    assert sized.request.num_logprobs == num_logprobs
 
 
 def test_a_format_becomes_the_schema_to_keep_to(models):

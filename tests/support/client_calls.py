@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import openai
+from openai.types.responses import Response
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -29,6 +30,7 @@ def main(url: str, key: str, model: str) -> dict[str, object]:
         .choices[0]
         .text,
         "response": client.responses.create(**response).output_text,
+        "response logprobs": _logprobs(client, response),
         "response stream": _deltas(client.responses.create(**response, stream=True)),
         "background": _in_background(client, response),
         "resumed": _resumed(client, response),
@@ -48,6 +50,28 @@ def _text(stream):
 
 def _deltas(stream):
     return "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+
+
+def _logprobs(client, asked):
+    """Return how many tokens were told by the object, by its events, and by a batch of one."""
+    told = {**asked, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    response = client.responses.with_raw_response.create(**told)
+    strict = Response.model_validate_json(response.content, strict=True).to_dict()
+    part: Any = strict["output"][0]["content"][0]  # type: ignore[index]  # JSON
+    events = list(client.responses.create(**told, stream=True))
+    for event in events:
+        type(event).model_validate_json(event.to_json(), strict=True)
+    return [
+        [[one["token"], len(one["top_logprobs"])] for one in part["logprobs"]],
+        [one["token"] for one in _event_logprobs(events, "response.output_text.delta")],
+        [one["token"] for one in _event_logprobs(events, "response.output_text.done")],
+    ]
+
+
+def _event_logprobs(events, kind):
+    # The oldest package does not know that events have them.
+    told = [json.loads(event.to_json())["logprobs"] for event in events if event.type == kind]
+    return [one for some in told for one in some]
 
 
 def _in_background(client, asked):

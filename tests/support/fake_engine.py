@@ -19,7 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from engine.admission import AdmissionEstimate
 from engine.blocks import BlockPool
 from engine.engine import Engine, EngineLimits
-from engine.plan import Choice, StepPlan
+from engine.plan import Choice, StepPlan, TokenLogprobs
 from engine.scheduler import Scheduler, StepLimits
 from engine.sequence import Sequence
 from engine.tokenizer import Tokenizer
@@ -110,7 +110,15 @@ class FakeSampler:
 
     def sample(self, hidden: None, sequences: list[Sequence]) -> list[Choice]:
         del hidden
-        return [Choice(self._next(sequence)) for sequence in sequences]
+        return [self._choice(sequence) for sequence in sequences]
+
+    def _choice(self, sequence: Sequence) -> Choice:
+        token_id, num_logprobs = self._next(sequence), sequence.sampling.num_logprobs
+        if num_logprobs is None:
+            return Choice(token_id)
+        others = tuple((other, -2.0 - other) for other in range(num_logprobs - 1))
+        top = ((token_id, -0.5), *others) if num_logprobs else ()
+        return Choice(token_id, TokenLogprobs(-0.5, top))
 
     def _next(self, sequence: Sequence) -> int:
         prompt = list(self._tokenizer.decode(sequence.prompt_ids).encode())
