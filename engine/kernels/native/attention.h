@@ -74,7 +74,11 @@ struct Attention {
       products.add_values(tile, start, num_seen, weights, sums);
     }
     for (int row = 0; row < kRows; ++row) {
-      for (int dim = 0; dim < head_dim; ++dim) {
+      int dim = 0;
+      for (; dim + kLanes <= head_dim; dim += kLanes) {
+        Element::store_narrow(tile.outs[row] + dim, load(sums + row * head_dim + dim) / totals[row]);
+      }
+      for (; dim < head_dim; ++dim) {
         tile.outs[row][dim] = Element::narrow(sums[row * head_dim + dim] / totals[row]);
       }
     }
