@@ -64,7 +64,7 @@ bench-peers: setup ## Measure us beside every other engine (8 GB of packages; LL
 	$(RUN) -m ops.bench --model $(MODEL) peers $(if $(LLAMA),--with-llama)
 
 soak: setup ## Run the fault tests at their full size, for about an hour
-	PROMPTMILL_SOAK=1 $(RUN) -m pytest tests/faults tests/queueing --timeout 7200 --durations=0 --durations-min=5
+	PROMPTMILL_SOAK=1 $(RUN) -m pytest tests/faults tests/queueing -m "" --timeout 7200 --durations=0 --durations-min=5
 
 soak-random: setup ## Let all faults strike at random, for PROMPTMILL_SOAK_MINUTES (120)
 	PROMPTMILL_SOAK_MINUTES=$${PROMPTMILL_SOAK_MINUTES:-120} $(RUN) -m pytest tests/faults/test_random_soak.py -s

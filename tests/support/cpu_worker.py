@@ -21,7 +21,7 @@ def cpu_worker(
 ) -> Iterator[None]:
     """Run `slots` threads that claim one job of queue `name` at a time until the block ends."""
     stopped = threading.Event()
-    client = redis.Redis.from_url(url)
+    client = redis.Redis.from_url(url, max_connections=slots + 1)
     bell = keys.BELL.of(PREFIX, queue=name)
 
     def serve() -> None:

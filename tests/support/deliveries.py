@@ -110,6 +110,10 @@ class DeliveryBench:
             self.clock.advance(ms=step_s * 1000)
             self.deliver_due()
 
+    def num_completed(self) -> int:
+        """Return how many deliveries succeeded."""
+        return self.queue.totals(WEBHOOK_QUEUE).get("completed", 0)
+
     def state(self, event_id: str) -> JobState:
         """Return where a delivery is."""
         record = self.queue.get(event_id, DEFAULT_TENANT)

@@ -1,7 +1,8 @@
 """A CPU worker that only delivers webhooks, as a process of its own that a test can kill.
 
-Arguments: the store's address and the loopback port receivers may listen on. A lease lasts half a
-second, so that what the process held when it died comes back at once.
+Arguments: the store's address, the loopback port receivers may listen on, and how many deliveries
+go on at once, all of them to one receiver if need be. A lease lasts two seconds, so that what the
+process held when it died comes back soon.
 """
 
 import signal
@@ -26,23 +27,23 @@ from workers.webhook_receivers import Receivers
 from workers.webhooks import RetrySchedule, WebhookDeliverer
 
 
-def main(redis_url: str, port: int) -> None:
+def main(redis_url: str, port: int, slots: int) -> None:
     """Deliver until told to stop."""
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     client = connect(redis_url)
-    queue = JobQueue(client, QueueLimits(lease_ms=500))
+    queue = JobQueue(client, QueueLimits(lease_ms=2_000))
     policy = UrlPolicy.of(allow_http=True, allow_networks=["127.0.0.0/8"], allowed_ports=[port])
     deliverer = WebhookDeliverer(
         queue,
         WebhookClient(policy, 5.0, SystemClock()),
-        Receivers(EndpointStore(client), DeliveryLog(client), Lanes(slots=4), SECRET),
+        Receivers(EndpointStore(client), DeliveryLog(client), Lanes(4 * slots), SECRET),
         WebhookMetrics(CollectorRegistry()),
         RetrySchedule(),
     )
-    with cpu_worker(redis_url, queue, WEBHOOK_QUEUE, deliverer.deliver, slots=1):
+    with cpu_worker(redis_url, queue, WEBHOOK_QUEUE, deliverer.deliver, slots=slots):
         stopped.wait()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,6 +1,7 @@
 """A receiver of webhooks on loopback that behaves as well or as badly as a test wants.
 
-`receiver.pem` is its self-signed certificate for receiver.example, made by:
+`receiver.pem` is its self-signed certificate for receiver.example, `impostor.pem` another one for
+that name, which nobody trusts; both made by:
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 36500 -subj
 /CN=receiver.example -addext subjectAltName=DNS:receiver.example
 """
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CERTIFICATE = Path(__file__).with_name("receiver.pem")
+IMPOSTOR = Path(__file__).with_name("impostor.pem")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ def speaks_no_http(exchange: Exchange) -> None:
 class Receiver:
     """The server: remembers what came, behaves as told. Use `receiver(...)` to run one."""
 
-    def __init__(self, behaviour: Behaviour, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, behaviour: Behaviour, tls: ssl.SSLContext | None, port: int) -> None:
         self.arrivals: queue.Queue[Received] = queue.Queue()
         self.stopped = threading.Event()
         self._scheme = "https" if tls else "http"
@@ -139,7 +141,7 @@ class Receiver:
                     self.arrivals.put(received)
                     behaviour(Exchange(stream, self.stopped, received))
 
-        self._server = _Server(handle)
+        self._server = _Server(handle, port)
 
     @property
     def port(self) -> int:
@@ -168,10 +170,10 @@ class Receiver:
 
 @contextmanager
 def receiver(
-    behaviour: Behaviour | None = None, *, tls: ssl.SSLContext | None = None
+    behaviour: Behaviour | None = None, *, tls: ssl.SSLContext | None = None, port: int = 0
 ) -> Iterator[Receiver]:
-    """Run a receiver that answers 200, or behaves as told."""
-    server = Receiver(behaviour or answers(200), tls)
+    """Run a receiver that answers 200, or behaves as told; on port 0 it picks a free one."""
+    server = Receiver(behaviour or answers(200), tls, port)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
@@ -181,10 +183,10 @@ def receiver(
         thread.join()
 
 
-def server_tls() -> ssl.SSLContext:
+def server_tls(certificate: Path = CERTIFICATE) -> ssl.SSLContext:
     """Return the receiver's side of TLS, with the certificate for receiver.example."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(CERTIFICATE)
+    context.load_cert_chain(certificate)
     return context
 
 
@@ -198,12 +200,12 @@ class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self, handle: Callable[[socket.socket], None]) -> None:
+    def __init__(self, handle: Callable[[socket.socket], None], port: int) -> None:
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
                 handle(self.request)
 
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(("127.0.0.1", port), Handler)
 
 
 def _read_request(connection: socket.socket) -> Received:
