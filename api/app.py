@@ -29,6 +29,7 @@ from api.openai.files import FileRoutes
 from api.openai.responses import ResponseRoutes
 from api.openapi import openapi_document
 from api.operations import OPERATIONS
+from api.proxies import TrustedProxies
 from api.queue_metrics import QueueScrape, QueueTotals
 from api.requests import ObjectId, observe_requests
 from api.submission import JobWebhooks, Submission
@@ -130,7 +131,7 @@ def create_api(settings: Settings) -> Api:
     QueueTotals(queue, models.names, registry)
     WebhookBacklog(queue, registry)
 
-    app = _new_flask(settings)
+    app = _behind_proxies(_new_flask(settings), settings.trusted_proxies)
     observe_requests(app, http)
     tell_allowances(app)
     keyring = Keyring(api_key, tenants, http)
@@ -220,6 +221,12 @@ def _new_flask(settings: Settings) -> Flask:
     app.url_map.converters["id"] = ObjectId
     app.json.ensure_ascii = True  # type: ignore[attr-defined]  # the default provider has it
     app.json.sort_keys = False  # type: ignore[attr-defined]  # the default provider has it
+    return app
+
+
+def _behind_proxies(app: Flask, num_proxies: int) -> Flask:
+    if num_proxies > 0:
+        app.wsgi_app = TrustedProxies(app.wsgi_app, num_proxies)  # type: ignore[method-assign]  # as Flask has it
     return app
 
 

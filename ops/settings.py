@@ -1,9 +1,9 @@
 """Every setting of promptmill, with its default and unit; read from PROMPTMILL_* variables by
 composition roots only.
 
-An empty variable is one that is not set. The API key can also come from a file:
-PROMPTMILL_API_KEY_FILE names one whose content is the key. This module imports nothing of ours; the
-parts receive plain values and never see it. docs/settings.md is made of it.
+An empty variable is one that is not set. Every secret can also come from a file: of
+PROMPTMILL_API_KEY_FILE, for example, the content is the key. This module imports nothing of ours;
+the parts receive plain values and never see it. docs/settings.md is made of it.
 """
 
 import json
@@ -15,6 +15,9 @@ from urllib.parse import urlsplit
 from pydantic import Field, FilePath, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+# Settings that let in whoever knows them: each has a `<name>_file` beside it.
+SECRETS = ("redis_url", "api_key", "webhook_secret", "admin_key")
+
 
 class Settings(BaseSettings):
     """All settings; `PROMPTMILL_REDIS_URL` sets `redis_url`, and so on."""
@@ -25,6 +28,7 @@ class Settings(BaseSettings):
         extra="forbid",
         frozen=True,
         allow_inf_nan=False,
+        hide_input_in_errors=True,  # it may be a secret
     )
 
     # Store
@@ -32,6 +36,9 @@ class Settings(BaseSettings):
         default="redis://127.0.0.1:6379/0",
         pattern="^rediss?://",
         description="The one Redis or Valkey server.",
+    )
+    redis_url_file: FilePath | None = Field(
+        default=None, description="File that holds the URL, as it may hold a password."
     )
     redis_allow_insecure: bool = Field(
         default=False,
@@ -64,6 +71,12 @@ class Settings(BaseSettings):
         description="The one API key; `up` and `demo` make one if unset.",
     )
     api_key_file: FilePath | None = Field(default=None, description="File that holds the API key.")
+    trusted_proxies: int = Field(
+        default=0,
+        ge=0,
+        le=16,
+        description="Own proxies in front of the API, whose X-Forwarded-For tells the caller.",
+    )
     request_limit_s: float = Field(
         default=30.0,
         gt=2.0,
@@ -165,6 +178,9 @@ class Settings(BaseSettings):
     webhook_secret: SecretStr | None = Field(
         default=None, min_length=1, description="whsec_... secret that signs job webhooks."
     )
+    webhook_secret_file: FilePath | None = Field(
+        default=None, description="File that holds the secret of job webhooks."
+    )
     webhook_allow_http: bool = Field(default=False, description="Allow http:// receivers.")
     webhook_allow_networks: list[str] = Field(
         default_factory=list,
@@ -202,6 +218,20 @@ class Settings(BaseSettings):
         default=None, description="For tests only: name:nth, where and when the process shall die."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_files(cls, given: dict[str, Any]) -> dict[str, Any]:  # values of all kinds
+        """Fill secrets in from their files; one that was given itself goes before its file."""
+        files = {name: given.get(f"{name}_file") for name in SECRETS}
+        read: dict[str, Any] = {}
+        for name, path in files.items():
+            if path is not None and given.get(name) is not None:
+                read[f"{name}_file"] = None
+            # Of what is no file its own field tells.
+            elif path is not None and Path(path).is_file():
+                read[name] = _secret_in(Path(path), f"{name}_file")
+        return given | read
+
     @model_validator(mode="after")
     def _check(self) -> "Settings":
         if self.renew_s * 2 > self.lease_s:
@@ -233,24 +263,35 @@ class Settings(BaseSettings):
     def as_environment(self) -> dict[str, str]:
         """Return the variables that give a child process the settings that were set here.
 
-        One that was set to None is an empty variable, so that the child does not take ours.
+        One that was set to None is an empty variable, so that the child does not take ours. What
+        came from a file is read from there by the child too.
         """
+        from_files = {name for name in SECRETS if getattr(self, f"{name}_file") is not None}
         return {
             f"PROMPTMILL_{name.upper()}": _as_text(getattr(self, name))
-            for name in sorted(self.model_fields_set)
+            for name in sorted(self.model_fields_set - from_files)
         }
 
     def resolved_api_key(self) -> str | None:
         """The API key from the variable or its file; None when neither is set."""
-        if self.api_key is not None:
-            return self.api_key.get_secret_value()
-        return self.api_key_file.read_text().strip() if self.api_key_file else None
+        return None if self.api_key is None else self.api_key.get_secret_value()
 
     def resolved_admin_key(self) -> str | None:
         """The admin key from the variable or its file; None when neither is set."""
-        if self.admin_key is not None:
-            return self.admin_key.get_secret_value()
-        return self.admin_key_file.read_text().strip() if self.admin_key_file else None
+        return None if self.admin_key is None else self.admin_key.get_secret_value()
+
+
+def _secret_in(path: Path, name: str) -> str:
+    """Return a file's one line; raises ValueError, which says nothing of the content."""
+    try:
+        secret = path.read_text().strip()
+    except PermissionError:
+        raise ValueError(f"{name}: the file can't be read by this user") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{name}: the file holds no text") from None
+    if not secret:
+        raise ValueError(f"{name}: the file is empty")
+    return secret
 
 
 def _as_text(value: Any) -> str:  # whatever type a setting has

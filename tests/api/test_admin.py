@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from api.app import create_api
+from ops.settings import Settings
 from queueing.job import JobState, generate_queue
 from queueing.queue import JobQueue, QueueLimits
 from queueing.tenants import Tenant, TenantStore
@@ -28,7 +29,7 @@ def managed(settings, tmp_path):
     """Return an API that has an admin's side."""
     key_file = tmp_path / "admin-key"
     key_file.write_text(ADMIN_KEY + "\n")
-    api = create_api(settings.model_copy(update={"admin_key_file": key_file}))
+    api = create_api(Settings.model_validate({**dict(settings), "admin_key_file": key_file}))
     yield api
     api.close()
 

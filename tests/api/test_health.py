@@ -5,6 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.app import ApiKeyMissingError, create_app
 from engine.registry import ManifestError
+from ops.settings import Settings
 from tests.api.test_jobs import QUEUE, complete_one
 
 
@@ -85,7 +86,8 @@ def test_an_api_without_a_key_does_not_start(settings):
 def test_an_api_reads_its_key_from_a_file(settings, tmp_path):
     file = tmp_path / "key"
     file.write_text("from-file\n")
-    app = create_app(settings.model_copy(update={"api_key": None, "api_key_file": file}))
+    from_file = {**dict(settings), "api_key": None, "api_key_file": file}
+    app = create_app(Settings.model_validate(from_file))
 
     answer = app.test_client().get("/v1/models", headers={"Authorization": "Bearer from-file"})
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
-from ops.settings import Settings
+from ops.settings import SECRETS, Settings
 from ops.settings_page import page
 
 # One of each type, none of them the default.
@@ -95,19 +95,70 @@ def test_an_empty_variable_is_one_that_is_not_set(monkeypatch):
     assert Settings() == Settings.model_construct()
 
 
-def test_the_api_key_may_lie_in_a_file(tmp_path, monkeypatch):
-    (tmp_path / "key").write_text("pm-from-file\n")
-    monkeypatch.setenv("PROMPTMILL_API_KEY_FILE", str(tmp_path / "key"))
+@pytest.fixture
+def secret_file(tmp_path) -> Path:
+    path: Path = tmp_path / "secret"
+    path.write_text("redis://:secret-from-a-file@127.0.0.1/0\n")
+    return path
 
-    assert Settings().resolved_api_key() == "pm-from-file"
+
+def plain(value: object) -> object:
+    return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
-def test_the_variable_goes_before_the_file(tmp_path):
-    (tmp_path / "key").write_text("pm-from-file\n")
+@pytest.mark.parametrize("name", SECRETS)
+def test_every_secret_may_lie_in_a_file(name, secret_file, monkeypatch):
+    monkeypatch.setenv(f"PROMPTMILL_{name.upper()}_FILE", str(secret_file))
 
-    settings = Settings(api_key=SecretStr("pm-own"), api_key_file=tmp_path / "key")
+    assert plain(getattr(Settings(), name)) == secret_file.read_text().strip()
 
-    assert settings.resolved_api_key() == "pm-own"
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_child_process_reads_the_file_itself(name, secret_file):
+    settings = Settings.model_validate({f"{name}_file": secret_file})
+
+    assert settings.as_environment() == {f"PROMPTMILL_{name.upper()}_FILE": str(secret_file)}
+    assert read_in_a_child(settings) == settings
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_the_variable_goes_before_the_file_here_and_in_a_child(name, secret_file):
+    own = "redis://:secret-of-our-own@127.0.0.1/0"
+
+    settings = Settings.model_validate({name: own, f"{name}_file": secret_file})
+
+    assert plain(getattr(settings, name)) == own
+    assert read_in_a_child(settings) == settings
+
+
+def test_what_is_secret_is_said_once():
+    secret = {name for name, field in Settings.model_fields.items() if "Secret" in str(field)}
+    with_files = {name for name in Settings.model_fields if f"{name}_file" in Settings.model_fields}
+
+    assert with_files == set(SECRETS)
+    assert {name for name in secret if not name.endswith("_file")} <= set(SECRETS)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [(b"", "is empty"), (b" \n", "is empty"), (b"\xff\xfe\x00", "holds no text")],
+)
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_file_without_a_secret_is_refused_by_name(name, content, complaint, tmp_path):
+    (tmp_path / "secret").write_bytes(content)
+
+    with pytest.raises(ValidationError, match=f"{name}_file: the file {complaint}"):
+        Settings.model_validate({f"{name}_file": tmp_path / "secret"})
+
+
+def test_a_bad_secret_does_not_show_in_the_complaint(tmp_path):
+    (tmp_path / "secret").write_text("hunter2")
+
+    with pytest.raises(ValidationError) as refusal:
+        Settings(redis_url_file=tmp_path / "secret", admin_key=SecretStr("short"))
+
+    assert "hunter2" not in str(refusal.value)
+    assert "short'" not in str(refusal.value)
 
 
 def test_without_either_there_is_no_key():
