@@ -172,28 +172,6 @@ def test_a_worker_started_in_a_store_out_of_memory_waits_for_room(cluster):
     assert cluster.ledger.check(cluster.queue, cluster.client) == ALL_IS_WELL
 
 
-@pytest.mark.fault("F18")
-@pytest.mark.timeout(amount(quick=60, soak=300))
-def test_a_worker_cut_off_is_replaced_and_returns(make_cluster, proxy_to):
-    cluster = make_cluster(max_losses=1_000)
-    proxy = proxy_to(cluster)
-    cut_off = cluster.start_worker("far", redis_url=proxy.url, step_ms=5)
-    cluster.start_worker("near", step_ms=5)
-    for number in range(amount(quick=150, soak=1_000)):
-        cluster.ledger.submit(cluster.queue, f"prompt {number}", 20)
-    cluster.wait_until(lambda: cluster.num_ended() > 20)
-
-    proxy.set_weather(Weather(passes=False))
-    cluster.wait_until_settled()
-    proxy.set_weather(Weather())
-
-    for number in range(16):
-        cluster.ledger.submit(cluster.queue, f"afterwards {number}", 20)
-    cluster.wait_until_settled()
-    assert cluster.ledger.check(cluster.queue, cluster.client) == ALL_IS_WELL
-    assert cut_off.is_running
-
-
 @pytest.mark.fault("F17")
 def test_two_of_everything_do_each_thing_once(cluster, chance):
     workers = [cluster.start_worker(f"w{number}") for number in range(2)]

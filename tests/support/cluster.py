@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -110,12 +110,16 @@ class Cluster:
         *,
         step_ms: float = 2.0,
         redis_url: str | None = None,
+        launcher: Sequence[str] = (),
         **settings: str | float,
     ) -> WorkerProcess:
-        """Start an engine worker; it claims as soon as it can."""
+        """Start an engine worker; it claims as soon as it can.
+
+        `launcher` is a command that becomes the one it is given, such as `ip netns exec NAME`.
+        """
         named = self._settings | settings | {"redis_url": redis_url or self.server.url}
         environment = {f"PROMPTMILL_{key.upper()}": str(value) for key, value in named.items()}
-        command = [sys.executable, "-m", "tests.support.fake_worker", name, str(step_ms)]
+        command = [*launcher, sys.executable, "-m", "tests.support.fake_worker", name, str(step_ms)]
         worker = WorkerProcess(
             command,
             environment | {"HOME": str(self.folder), "PATH": os.defpath},
@@ -156,11 +160,14 @@ class Cluster:
         logs = "\n".join(f"--- {worker.pid}\n{worker.log[-1_500:]}" for worker in self.workers)
         return f"ended {self._safely(self.num_ended)} of {len(self.ledger.entries)}\n{logs}"
 
+    def end_workers(self) -> None:
+        """End every worker as a crash does."""
+        for worker in self.workers:
+            worker.kill9()
+
     def stop(self) -> None:
         """End every process that was started here."""
-        for worker in self.workers:
-            worker.signal(signal.SIGCONT)
-            worker.kill9()
+        self.end_workers()
         self.client.close()
         self.server.stop()
 

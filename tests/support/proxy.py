@@ -17,14 +17,18 @@ _CHUNK_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """How the connection behaves: delay of each chunk, whether bytes pass, how often replies break.
+    """How the connection behaves: the delay of each chunk, and which way bytes pass at all.
 
     `reset_share` of the replies end in a reset after half of their bytes.
     """
 
     delay_s: tuple[float, float] = (0.0, 0.0)
-    passes: bool = True
+    requests_pass: bool = True
+    replies_pass: bool = True
     reset_share: float = 0.0
+
+
+SILENCE = Weather(requests_pass=False, replies_pass=False)
 
 
 class FaultProxy:
@@ -38,7 +42,8 @@ class FaultProxy:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
-        self._passing = asyncio.Event()
+        self._requests = asyncio.Event()
+        self._replies = asyncio.Event()
         self.port = 0
 
     @property
@@ -74,7 +79,7 @@ class FaultProxy:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=10)
 
     async def _listen(self) -> None:
-        self._passing.set()
+        await self._change(self.weather)
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -88,10 +93,14 @@ class FaultProxy:
 
     async def _change(self, weather: Weather) -> None:
         self.weather = weather
-        if weather.passes:
-            self._passing.set()
-        else:
-            self._passing.clear()
+        for passing, passes in (
+            (self._requests, weather.requests_pass),
+            (self._replies, weather.replies_pass),
+        ):
+            if passes:
+                passing.set()
+            else:
+                passing.clear()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -102,8 +111,8 @@ class FaultProxy:
         self._writers |= {writer, behind[1]}
         try:
             await asyncio.gather(
-                self._pass(reader, behind[1], breaks=False),
-                self._pass(behind[0], writer, breaks=True),
+                self._pass(reader, behind[1], self._requests),
+                self._pass(behind[0], writer, self._replies),
             )
         except OSError:
             pass  # either side is gone: so is the other, below
@@ -113,13 +122,13 @@ class FaultProxy:
                 _reset(end)
 
     async def _pass(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, breaks: bool
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passing: asyncio.Event
     ) -> None:
         while data := await reader.read(_CHUNK_BYTES):
-            await self._passing.wait()
+            await passing.wait()
             if self.weather.delay_s[1]:
                 await asyncio.sleep(self._chance.uniform(*self.weather.delay_s))
-            if breaks and self._chance.random() < self.weather.reset_share:
+            if passing is self._replies and self._chance.random() < self.weather.reset_share:
                 writer.write(data[: len(data) // 2])
                 raise ConnectionResetError
             writer.write(data)

@@ -13,7 +13,7 @@ from threading import Event
 
 import redis
 
-from tests.support.proxy import Weather
+from tests.support.proxy import SILENCE, Weather
 from tests.support.soak_stack import SoakStack
 
 _HOUR_S = 3_600
@@ -98,7 +98,7 @@ class Faults:
 
     def _stall(self) -> None:
         proxy = self._stack.proxies[self._anyone()]
-        proxy.set_weather(Weather(passes=False))
+        proxy.set_weather(SILENCE)
         self._wait(self._chance.uniform(0.5, self._stack.lease_s))
         proxy.set_weather(Weather())
 
