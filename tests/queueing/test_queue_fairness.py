@@ -10,7 +10,7 @@ from queueing.clock import ManualClock
 from queueing.job import Priority
 from queueing.queue import JobQueue, QueueLimits
 from queueing.store import connect
-from tests.support.jobs import QUEUE, a_job, claim_one, enqueue, finish
+from tests.support.jobs import QUEUE, a_job, enqueue, finish
 from tests.support.load import amount
 
 TOKENS_PER_S = 100
@@ -120,32 +120,3 @@ def test_no_bulk_job_waits_beyond_its_patience_and_what_pays_for_it(redis_url, w
         largest_ms = max(tokens for _, tokens in urgent) * 1000 // TOKENS_PER_S
         assert all(wait <= paid_ms + (1 + len(bulk)) * largest_ms for wait in waits)
         assert len(waits) == len(bulk)
-
-
-def test_claiming_among_very_many_costs_little_more_than_among_a_thousand(make_queue, client):
-    queue = make_queue(max_queued_jobs=10**7, max_queued_bytes=10**12)
-    small, large = amount(quick=1_000, soak=1_000), amount(quick=30_000, soak=1_000_000)
-
-    at_small = claim_cost_us(queue, client, small)
-    at_large = claim_cost_us(queue, client, large - small)
-
-    assert at_large < 3 * at_small
-
-
-def claim_cost_us(queue, client, more):
-    """Add jobs and return the server's time for one claim, by its own statistics.
-
-    The best of several batches: what else the machine does can only add to it.
-    """
-    for begin in range(0, more, 1_000):
-        queue.enqueue_many(
-            [a_job(tenant=f"t{n % 10}", cost=10) for n in range(begin, min(begin + 1_000, more))]
-        )
-    return min(cost_of_claims_us(queue, client) for _ in range(10))
-
-
-def cost_of_claims_us(queue, client):
-    client.config_resetstat()
-    for _ in range(20):
-        claim_one(queue)
-    return client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"]
