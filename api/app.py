@@ -25,7 +25,9 @@ from api.openai.answers import Answers
 from api.openai.batches import BatchRoutes
 from api.openai.chat import ChatRoutes
 from api.openai.completions import CompletionRoutes
+from api.openai.embeddings import EmbeddingRoutes
 from api.openai.files import FileRoutes
+from api.openai.group_answers import GroupAnswers
 from api.openai.responses import ResponseRoutes
 from api.openapi import openapi_document
 from api.operations import OPERATIONS
@@ -147,6 +149,8 @@ def create_api(settings: Settings) -> Api:
     answers = Answers(queue, streams, submission, waiters, settings.answer_limit_s)
     app.register_blueprint(ChatRoutes(answers, models).blueprint())
     app.register_blueprint(CompletionRoutes(answers, models).blueprint())
+    together = GroupAnswers(queue, submission, waiters, settings.answer_limit_s)
+    app.register_blueprint(EmbeddingRoutes(together, models).blueprint())
     app.register_blueprint(ResponseRoutes(answers, queue, models).blueprint())
     app.register_blueprint(_file_routes(settings, client, drain).blueprint())
     app.register_blueprint(_batch_routes(settings, client, drain, rates).blueprint())

@@ -14,6 +14,7 @@ from api.openai.objects import (
     BatchObject,
     ChatCompletion,
     Deleted,
+    EmbeddingList,
     FileObject,
     ListObject,
     ModelObject,
@@ -37,6 +38,7 @@ from queueing.files import FilePurpose
 from queueing.job import JobState
 from queueing.openai_chat import ChatCall
 from queueing.openai_completion import CompletionCall
+from queueing.openai_embedding import EmbeddingCall
 from queueing.openai_response import LOGPROBS, ResponseCall
 
 JSON = "application/json"
@@ -157,6 +159,13 @@ OPERATIONS: dict[str, Operation] = {
         "OpenAI",
         Answer(TextCompletion, media=(JSON, EVENTS)),
         body=CompletionCall,
+        headers=(_IDEMPOTENCY,),
+        errors=_GENERATES,
+    ),
+    "embeddings.create": Operation(
+        "OpenAI",
+        Answer(EmbeddingList),
+        body=EmbeddingCall,
         headers=(_IDEMPOTENCY,),
         errors=_GENERATES,
     ),

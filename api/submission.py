@@ -5,7 +5,9 @@ left nothing; one that returns is in the store. Knows no route's body and no HTT
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -13,10 +15,17 @@ from api.drain import Drain, DrainingError
 from api.limits import RateLimited, TenantRates
 from ops.logs import Event
 from ops.metrics import HttpMetrics, JobMetrics
-from queueing.errors import FailureCode, QueueFull, QueueShed, RequestError, StoreUnavailable
+from queueing.errors import (
+    FailureCode,
+    PromptmillError,
+    QueueFull,
+    QueueShed,
+    RequestError,
+    StoreUnavailable,
+)
 from queueing.job import Enqueued, Idempotency, Job, Priority, generate_queue, new_id
 from queueing.queue import JobQueue
-from queueing.served_model import SizedRequest
+from queueing.served_model import SizedEmbedding, SizedRequest
 from queueing.tenants import Tenant
 from queueing.webhook_url import UrlPolicy, check_webhook_url
 from queueing.wire import encode_request
@@ -90,28 +99,89 @@ class Submission:
 
         Raises RequestError, RateLimited, QueueFull, StoreUnavailable and DrainingError.
         """
-        tenant.check_model(sized.request.model)
-        tenant.check_priority(options.priority)
         if options.webhook_url is not None:
             self._webhooks.check(options.webhook_url)
         job = _job_of(tenant, sized, options)
+        with self._admitted(tenant, sized.request.model, sized.cost, options):
+            enqueued = self._queue.enqueue(job, options.idempotency)
+        self._count_acceptance(sized.request.model, options, [job], [enqueued])
+        return enqueued
+
+    def submit_group(
+        self,
+        tenant: Tenant,
+        group: Sequence[SizedEmbedding],
+        options: JobOptions,
+        job_ids: Sequence[str],
+    ) -> list[Enqueued]:
+        """Return the jobs that stand for the parts of one request, all of the same model.
+
+        It counts as one request. Raises what submit does, and then leaves no part in the queue,
+        unless it may be repeated: the repeat finds the parts that were accepted. If the store goes
+        away in between, those that are there end with their deadline.
+        """
+        jobs = [
+            _job_of(tenant, one, replace(options, job_id=job_id))
+            for one, job_id in zip(group, job_ids, strict=True)
+        ]
+        model = group[0].request.model
+        with self._admitted(tenant, model, sum(one.cost for one in group), options):
+            try:
+                enqueued = self._enqueue_group(jobs, options.idempotency)
+            except PromptmillError:
+                if options.idempotency is None:
+                    self._take_back(jobs)
+                raise
+        self._count_acceptance(model, options, jobs, enqueued)
+        return enqueued
+
+    def _enqueue_group(
+        self, jobs: Sequence[Job], idempotency: Idempotency | None
+    ) -> list[Enqueued]:
+        if idempotency is None:
+            return self._queue.enqueue_many(jobs)
+        # A blank can't be in a client's own key, so that no part meets another request.
+        return [
+            self._queue.enqueue(job, replace(idempotency, key=f"{idempotency.key} {index}"))
+            for index, job in enumerate(jobs)
+        ]
+
+    def _take_back(self, jobs: Sequence[Job]) -> None:
+        with suppress(StoreUnavailable):
+            for job in jobs:
+                self._queue.cancel(job.id, job.tenant)
+
+    @contextmanager
+    def _admitted(
+        self, tenant: Tenant, model: str, cost: int, options: JobOptions
+    ) -> Iterator[None]:
+        """Let a request come as far as the queue, or count why it does not."""
+        tenant.check_model(model)
+        tenant.check_priority(options.priority)
         try:
             self._drain.refuse_new_work()
-            self._rates.take(tenant, sized.cost)
-            enqueued = self._queue.enqueue(job, options.idempotency)
+            self._rates.take(tenant, cost)
+            yield
         except (RateLimited, QueueFull, StoreUnavailable, DrainingError) as error:
             self._count_rejection(error, options.priority)
             raise
-        structlog.contextvars.bind_contextvars(job_id=enqueued.job_id)
-        # A lost reply makes the client repeat the script, which then finds its own job.
-        if enqueued.created or enqueued.job_id == job.id:
-            self._count_acceptance(sized.request.model, options)
-        return enqueued
 
-    def _count_acceptance(self, model: str, options: JobOptions) -> None:
-        labels = {"priority": options.priority.value, "endpoint": options.endpoint}
-        self._jobs.submitted.labels(model=model, **labels).inc()
-        log.info(Event.JOB_ACCEPTED, model=model, **labels)
+    def _count_acceptance(
+        self,
+        model: str,
+        options: JobOptions,
+        jobs: Sequence[Job],
+        enqueued: Sequence[Enqueued],
+    ) -> None:
+        structlog.contextvars.bind_contextvars(job_id=enqueued[0].job_id)
+        # A lost reply makes the client repeat the script, which then finds its own job.
+        num_accepted = sum(
+            one.created or one.job_id == job.id for one, job in zip(enqueued, jobs, strict=True)
+        )
+        if num_accepted:
+            labels = {"priority": options.priority.value, "endpoint": options.endpoint}
+            self._jobs.submitted.labels(model=model, **labels).inc(num_accepted)
+            log.info(Event.JOB_ACCEPTED, model=model, num_jobs=num_accepted, **labels)
 
     def _count_rejection(
         self, error: RateLimited | QueueFull | StoreUnavailable | DrainingError, priority: Priority
@@ -132,11 +202,12 @@ class Submission:
         self._http.admission_rejections.labels(reason=reason, priority=priority.value).inc()
 
 
-def _job_of(tenant: Tenant, sized: SizedRequest, options: JobOptions) -> Job:
+def _job_of(tenant: Tenant, sized: SizedRequest | SizedEmbedding, options: JobOptions) -> Job:
     return Job(
         id=options.job_id or new_id("job_"),
         queue=generate_queue(sized.request.model),
         request=encode_request(sized.request),
+        kind=sized.request.kind,
         tenant=tenant.name,
         priority=options.priority,
         cost=sized.cost,

@@ -57,17 +57,18 @@ class Waiters:
         self._closed = Event()
 
     @contextmanager
-    def waiting_for(self, job_id: str) -> Iterator[Waiter | None]:
+    def waiting_for(self, *job_ids: str) -> Iterator[Waiter | None]:
         """Register a waiter for a block's time; None when there are too many, or after close.
 
-        Look at the job after this begins: what ended before is not announced again.
+        Any of the jobs wakes it. Look at them after this begins: what ended before is not announced
+        again.
         """
-        waiter = self._enter(job_id)
+        waiter = self._enter(job_ids)
         try:
             yield waiter
         finally:
             if waiter is not None:
-                self._leave(job_id, waiter)
+                self._leave(job_ids, waiter)
 
     @property
     def are_closed(self) -> bool:
@@ -84,7 +85,7 @@ class Waiters:
         if self._listener is not None:
             self._listener.join()
 
-    def _enter(self, job_id: str) -> Waiter | None:
+    def _enter(self, job_ids: Sequence[str]) -> Waiter | None:
         with self._lock:
             if self._num_waiters >= self._max_waiters or self._closed.is_set():
                 return None
@@ -92,15 +93,17 @@ class Waiters:
                 self._listener = Thread(target=self._listen, name="ended-listener", daemon=True)
                 self._listener.start()
             waiter = Waiter()
-            self._waiters[job_id].append(waiter)
+            for job_id in job_ids:
+                self._waiters[job_id].append(waiter)
             self._num_waiters += 1
             return waiter
 
-    def _leave(self, job_id: str, waiter: Waiter) -> None:
+    def _leave(self, job_ids: Sequence[str], waiter: Waiter) -> None:
         with self._lock:
-            self._waiters[job_id].remove(waiter)
-            if not self._waiters[job_id]:
-                del self._waiters[job_id]
+            for job_id in job_ids:
+                self._waiters[job_id].remove(waiter)
+                if not self._waiters[job_id]:
+                    del self._waiters[job_id]
             self._num_waiters -= 1
 
     def _listen(self) -> None:

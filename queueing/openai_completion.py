@@ -24,7 +24,7 @@ from queueing.openai_sampling import (
     sampling_fields,
     without_unserved,
 )
-from queueing.served_model import ServedModel, ServedModels, SizedRequest
+from queueing.served_model import ServedModels, SizedRequest
 from queueing.wire import GenerateRequest
 
 # Parameters that are not served, and the values beside null that ask for nothing.
@@ -94,8 +94,7 @@ def size_completion(call: CompletionCall, models: ServedModels) -> SizedRequest:
         num_prompt_tokens = model.count_prompt(call.prompt)
         prompt: dict[str, Any] = {"prompt": call.prompt}
     else:
-        _check_ids(call.prompt, model)
-        num_prompt_tokens = len(call.prompt)
+        num_prompt_tokens = model.count_ids(call.prompt, "prompt")
         prompt = {"prompt_ids": tuple(call.prompt)}
     request = GenerateRequest(
         model=model.name,
@@ -133,14 +132,6 @@ def completion_logprobs(told: Sequence[dict[str, Any]], offset: int = 0) -> dict
         ],
         "text_offset": list(accumulate(map(len, tokens[:-1]), initial=offset)) if tokens else [],
     }
-
-
-def _check_ids(prompt_ids: list[int], model: ServedModel) -> None:
-    for index, token_id in enumerate(prompt_ids):
-        if token_id >= model.encoder.vocab_size:
-            param = f"prompt[{index}]"
-            message = f"{param}: the model's vocabulary has {model.encoder.vocab_size} tokens"
-            raise RequestError(FailureCode.INVALID_REQUEST, message, param)
 
 
 def _text_choice(choice: Choice) -> dict[str, Any]:

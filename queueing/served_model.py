@@ -4,7 +4,7 @@ Owns the rule of the context: prompt and generated tokens together fit, or the c
 numbers. Loads nothing: whoever composes a process hands in the tokenizers of its model folders.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -85,12 +85,22 @@ class ServedModel:
         except ValueError as error:
             raise RequestError(FailureCode.INVALID_REQUEST, str(error), param) from error
 
-    def count_prompt(self, prompt: str) -> int:
+    def count_prompt(self, prompt: str, param: str = "prompt") -> int:
         """Count the tokens of a plain prompt; raises RequestError when there are none."""
         num_tokens = len(self.encoder.encode(prompt))
         if num_tokens == 0:
-            raise RequestError(FailureCode.INVALID_REQUEST, "the prompt has no tokens", "prompt")
+            raise RequestError(FailureCode.INVALID_REQUEST, f"the {param} has no tokens", param)
         return num_tokens
+
+    def count_ids(self, token_ids: Sequence[int], param: str) -> int:
+        """Count token ids; raises RequestError for one that the model does not have."""
+        vocab_size = self.encoder.vocab_size
+        for index, token_id in enumerate(token_ids):
+            if token_id >= vocab_size:
+                name = f"{param}[{index}]"
+                message = f"{name}: the model's vocabulary has {vocab_size} tokens"
+                raise RequestError(FailureCode.INVALID_REQUEST, message, name)
+        return len(token_ids)
 
     def count_chat(self, messages: tuple[dict[str, str], ...], param: str = "messages") -> int:
         """Count a chat's tokens; raises RequestError when the model's template refuses it."""
@@ -99,6 +109,14 @@ class ServedModel:
         except ValueError as error:
             reason = "the model's chat template does not take these messages"
             raise RequestError(FailureCode.INVALID_REQUEST, reason, param) from error
+
+    def check_fits(self, num_tokens: int, param: str) -> None:
+        """Raise RequestError, with both numbers, for an input that is longer than the context."""
+        if num_tokens > self.context_length:
+            message = (
+                f"this model's context is {self.context_length} tokens; {param} has {num_tokens}"
+            )
+            raise RequestError(FailureCode.CONTEXT_LENGTH_EXCEEDED, message, param)
 
     def grant(self, num_prompt_tokens: int, asked_max_tokens: int | None) -> int:
         """Return a request's max_tokens: what was asked, or the default cut to what is left.

@@ -25,7 +25,7 @@ from queueing.token_stream import FIRST, FollowedText, Gain, StreamRead, TokenSt
 _KEEP_ALIVE_S = 15.0
 _LOOK_AGAIN_S = 0.5
 # The deadline ends the job; its end needs a moment to come here.
-_MARGIN_S = 2.0
+MARGIN_S = 2.0
 
 
 class Answers:
@@ -93,7 +93,7 @@ class Answers:
         if is_awaited:
             # A caller with an Idempotency-Key may come back for the answer.
             is_kept = options.idempotency is not None
-            watch.limit(self._limit_s + _MARGIN_S, is_kept=is_kept)
+            watch.limit(self._limit_s + MARGIN_S, is_kept=is_kept)
         return watch
 
     def _following(self, watch: JobWatch, tenant: str, *, is_kept: bool) -> "Following":

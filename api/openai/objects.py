@@ -177,6 +177,30 @@ class TextCompletion(BaseModel):
     usage: CompletionUsage
 
 
+class Embedding(BaseModel):
+    """The vector of one input, of length one: numbers, or float32 little-endian in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(BaseModel):
+    """Tokens read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(BaseModel):
+    """The vectors of all inputs, in their order."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
 class ResponseError(BaseModel):
     """Why a response failed."""
 

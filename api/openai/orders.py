@@ -1,4 +1,4 @@
-"""Order: a request for text that was understood, ready to be queued, whichever surface it came by.
+"""Order: a request that was understood, ready to be queued, whichever surface it came by.
 
 Owns what the surfaces share between reading a body and answering it: the job's name and its
 priority. Knows no surface's body.
@@ -13,7 +13,7 @@ from api.auth import current_tenant
 from api.submission import JobOptions
 from queueing.job import Idempotency, new_id
 from queueing.openai_sampling import priority_of
-from queueing.served_model import SizedRequest
+from queueing.served_model import SizedEmbedding, SizedRequest
 from queueing.tenants import Tenant
 
 
@@ -35,6 +35,16 @@ class Order:
     job_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class GroupOrder:
+    """Several jobs that make one answer, in its order; `job_ids` as in an Order."""
+
+    tenant: Tenant
+    sized: tuple[SizedEmbedding, ...]
+    options: JobOptions
+    job_ids: tuple[str, ...]
+
+
 def order_of(
     surface: Surface,
     sized: SizedRequest,
@@ -51,6 +61,25 @@ def order_of(
         job_id=job_id,
         metadata=metadata,
         idempotency=idempotency,
-        validate_ms=round((monotonic() - g.started_s) * 1000, 3),
+        validate_ms=_validate_ms(),
     )
     return Order(tenant, sized, options, job_id)
+
+
+def group_order_of(
+    surface: Surface, sized: tuple[SizedEmbedding, ...], idempotency: Idempotency | None
+) -> GroupOrder:
+    """Return the running request's order of several jobs."""
+    tenant = current_tenant()
+    options = JobOptions(
+        endpoint=surface.name,
+        priority=priority_of(None, tenant.priorities),
+        idempotency=idempotency,
+        validate_ms=_validate_ms(),
+    )
+    return GroupOrder(tenant, sized, options, tuple(new_id(surface.id_prefix) for _ in sized))
+
+
+def _validate_ms() -> float:
+    taken_s: float = monotonic() - g.started_s
+    return round(taken_s * 1000, 3)
