@@ -21,7 +21,7 @@ from engine.errors import (
     SamplingError,
     TokenIdError,
 )
-from engine.plan import Capacity, Choice, StepOutput, StepPlan, StepSeconds, TokenOutput
+from engine.plan import Capacity, Choice, GraphCost, StepOutput, StepPlan, StepSeconds, TokenOutput
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 
@@ -76,6 +76,7 @@ class EngineFacts:
     """What runs here, for logs and metrics.
 
     step_seconds tells where the time of all steps went; None where the kernels do not keep count.
+    graphs tells what recording steps took; None where none are.
     """
 
     kernels: str = "none"
@@ -83,6 +84,7 @@ class EngineFacts:
     kv_dtype: str = "none"
     memory: "MemoryPlan | None" = None
     step_seconds: Callable[[], StepSeconds] | None = None
+    graphs: GraphCost | None = None
 
 
 class Engine(Generic[Hidden]):
@@ -179,8 +181,8 @@ class Engine(Generic[Hidden]):
             num_prompt_tokens = len(sequence.prompt_ids)
             max_tokens = sequence.sampling.max_tokens
             raise ContextLimitError(num_prompt_tokens, max_tokens, limits.max_context)
-        num_slots = limits.num_blocks * limits.block_size
-        if sequence.max_known > num_slots:
+        if self._scheduler.most_blocks(sequence.max_known) > limits.num_blocks:
+            num_slots = limits.num_blocks * limits.block_size
             raise CacheLimitError(sequence.max_known, num_slots)
         if sequence.id in self._scheduler:
             raise DuplicateSequenceError(sequence.id)

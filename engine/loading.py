@@ -64,7 +64,9 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
         network = NativeModel(decoder, kernels, buffers)
 
     cache_key = _cache_key(folder, kv_dtype) if config.prefix_caching else None
-    pool = BlockPool(memory.num_blocks, config.block_size, cache_key=cache_key)
+    pool = BlockPool(
+        memory.num_blocks, config.block_size, cache_key=cache_key, window=model.window
+    )
     scheduler = Scheduler(
         pool,
         StepLimits(config.max_sequences, config.max_step_tokens),

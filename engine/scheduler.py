@@ -77,6 +77,10 @@ class Scheduler:
         """Count the blocks no sequence holds."""
         return self._pool.num_free
 
+    def most_blocks(self, num_tokens: int) -> int:
+        """Count the blocks that a sequence of so many tokens holds at most at once."""
+        return self._pool.most_held(num_tokens, self._limits.max_step_tokens)
+
     def __contains__(self, sequence_id: str) -> bool:
         """Tell whether a sequence with this id is running or waiting."""
         return sequence_id in self._entries
@@ -128,6 +132,7 @@ class Scheduler:
             samples, is_last = chunk.samples, chunk.is_last
             sequence.num_computed = chunk.start + chunk.num_tokens
             self._pool.publish(sequence.table, sequence.known_ids, sequence.num_computed)
+            self._pool.release_unseen(sequence.table, sequence.num_computed)
             if samples:
                 token_id = next(sampled)
                 sequence.known_ids.append(token_id)
@@ -166,7 +171,7 @@ class Scheduler:
         if not yielding or self._has_room(urgent.sequence):
             return preempted_ids
         staying = self._running[: len(self._running) - len(yielding)]
-        gained = sum(len(entry.sequence.table.blocks) for entry in yielding)
+        gained = sum(len(entry.sequence.table.held) for entry in yielding)
         promised = sum(self._blocks_to_come(entry.sequence) for entry in staying)
         if promised + self._blocks_to_take(urgent.sequence) > self._pool.num_free + gained:
             return preempted_ids
@@ -185,6 +190,7 @@ class Scheduler:
             if sequence.num_preemptions == 0:
                 sequence.num_cached += found - sequence.num_computed
             sequence.num_computed = found
+            pool.release_unseen(sequence.table, found)
         return Chunk(sequence, sequence.num_computed, min(sequence.num_pending, budget))
 
     def _make_room(self, index: int, chunk: Chunk, preempted_ids: list[str]) -> bool:
@@ -238,14 +244,14 @@ class Scheduler:
         return promised + self._blocks_to_take(sequence) <= self._pool.num_free
 
     def _blocks_to_take(self, sequence: Sequence) -> int:
-        if not sequence.may_skip_cached:
+        if not sequence.may_skip_cached or self._pool.forgets:
             return self._blocks_to_come(sequence)
         held = self._pool.cached_prefix(sequence.known_ids).num_held
         return self._blocks_to_come(sequence) - held
 
     def _blocks_to_come(self, sequence: Sequence) -> int:
-        expected = self._pool.blocks_for(self._estimate.expected_tokens(sequence))
-        return expected - len(sequence.table.blocks)
+        expected = self.most_blocks(self._estimate.expected_tokens(sequence))
+        return expected - len(sequence.table.held)
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         if self.is_stop(sequence, token_id):

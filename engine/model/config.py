@@ -96,3 +96,9 @@ class ModelConfig:
     def num_layers(self) -> int:
         """Count the layers."""
         return len(self.layers)
+
+    @property
+    def window(self) -> int | None:
+        """Return how many tokens the layer that sees furthest sees; None when one sees all."""
+        windows = [layer.window for layer in self.layers if layer.window is not None]
+        return max(windows) if len(windows) == self.num_layers else None

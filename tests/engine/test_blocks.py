@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 from engine.blocks import BlockPool, BlockTable
 
 
-def a_pool(num_blocks=8, cache_key=b"weights"):
-    return BlockPool(num_blocks, block_size=4, cache_key=cache_key)
+def a_pool(num_blocks=8, cache_key=b"weights", window=None):
+    return BlockPool(num_blocks, block_size=4, cache_key=cache_key, window=window)
 
 
 def a_filled_table(pool, token_ids):
@@ -98,6 +98,31 @@ def test_a_cached_prefix_is_told_apart_by_whether_others_hold_it():
 
     assert (held.num_blocks, held.num_held) == (2, 2)
     assert (free.num_blocks, free.num_held) == (2, 0)
+
+
+def test_what_slid_out_of_the_window_is_free_and_still_found():
+    pool = a_pool(window=5)
+    token_ids = list(range(17))
+    table = a_filled_table(pool, token_ids[:16])
+    first = table.blocks[0]
+
+    pool.release_unseen(table, 16)
+
+    # Token 16 sees tokens 12 to 16: three blocks of four are out of sight.
+    assert pool.num_free == 7
+    assert table.held.tolist() == [table.blocks[3]]
+    assert first not in table.blocks
+    assert pool.cached_prefix(token_ids).num_blocks == 4
+    pool.check_integrity([table])
+
+
+def test_a_full_block_stays_in_the_place_of_those_given_back():
+    pool = a_pool(window=1)
+    table = a_filled_table(pool, list(range(6)))
+
+    pool.release_unseen(table, 6)
+
+    assert table.num_unseen == 0  # the only full block: the other is half written
 
 
 token_lists = st.lists(st.integers(0, 1), min_size=1, max_size=20)

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from engine.config import ComputeType, EngineConfig
+from engine.config import ComputeType, EngineConfig, KernelChoice
 from engine.errors import UnsupportedModelError
 from engine.folder import MalformedFileError
 from engine.kernels.interface import RaggedBatch
@@ -104,6 +104,34 @@ def test_greedy_answers_are_those_of_transformers(folder_of, name, run_all):
     assert {name: done.token_ids for name, done in answers.items()} == {
         name: theirs.answer(prompt, num_tokens=8) for name, prompt in prompts.items()
     }
+
+
+@pytest.mark.parametrize("name", ["mistral", "phi3"])
+@pytest.mark.parametrize("kernels", [KernelChoice.NATIVE, KernelChoice.REFERENCE])
+@pytest.mark.usefixtures("compiled_kernels")
+def test_a_cache_smaller_than_the_text_holds_what_a_window_sees(folder_of, run_all, name, kernels):
+    folder = folder_of(name)
+    config = EngineConfig(
+        dtype=ComputeType.FLOAT32,
+        kernels=kernels,
+        block_size=4,
+        num_blocks=22,  # 88 tokens, for two sequences of 75 and 93
+        max_sequences=2,
+        max_step_tokens=8,
+    )
+    prompts = {str(length): some_ids(length) for length in (65, 83)}
+    sampling = SamplingParams(max_tokens=10, ignore_eos=True)
+    theirs = TheirModel(folder)
+
+    answers = run_all(
+        load_engine(folder, config),
+        [Sequence(name, prompt, sampling) for name, prompt in prompts.items()],
+    )
+
+    assert {name: done.token_ids for name, done in answers.items()} == {
+        name: theirs.answer(prompt, num_tokens=10) for name, prompt in prompts.items()
+    }
+    assert all(done.num_preemptions == 0 for done in answers.values())
 
 
 def test_a_context_within_the_original_one_takes_the_short_factors(folder_of):

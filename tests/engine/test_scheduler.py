@@ -12,9 +12,11 @@ EOS = 0
 BLOCK_SIZE = 4
 
 
-def a_scheduler(num_blocks=64, max_sequences=4, max_step_tokens=16, share=None, eos=frozenset()):
+def a_scheduler(
+    num_blocks=64, max_sequences=4, max_step_tokens=16, share=None, eos=frozenset(), window=None
+):
     return Scheduler(
-        BlockPool(num_blocks, BLOCK_SIZE, cache_key=b"weights"),
+        BlockPool(num_blocks, BLOCK_SIZE, cache_key=b"weights", window=window),
         StepLimits(max_sequences, max_step_tokens),
         AdmissionEstimate(share),
         frozenset(eos),
@@ -217,6 +219,21 @@ def test_unequal_beginnings_do_not_wait_for_each_other():
     assert tokens_of(step(scheduler)[0]) == {"a": 30, "b": 30}
 
 
+def test_a_sequence_longer_than_the_pool_runs_where_a_window_slides():
+    scheduler = a_scheduler(num_blocks=8, max_step_tokens=8, window=8)
+    sequence = a_sequence("a", num_prompt=50, max_tokens=20)
+    scheduler.add(sequence)
+
+    held = []
+    while scheduler.num_running + scheduler.num_waiting:
+        _, done = step(scheduler)
+        held.append(8 - scheduler.num_free_blocks)
+
+    assert done[0].token_ids == (7,) * 20
+    assert max(held) <= scheduler.most_blocks(70) < scheduler.most_blocks(16) + 3
+    assert done[0].num_preemptions == 0
+
+
 def test_measured_shares_admit_more_than_the_worst_case():
     estimate = AdmissionEstimate()
     sequence = a_sequence("a", num_prompt=10, max_tokens=100)
@@ -247,11 +264,12 @@ requests = st.fixed_dictionaries(
     st.integers(9, 20),
     st.integers(4, 24),
     st.sampled_from([0.0, 0.5, 1.0, None]),
+    st.sampled_from([None, 1, 3, 8, 13]),
 )
 def test_every_schedule_conserves_blocks_keeps_its_budget_and_starves_nobody(
-    wanted, num_blocks, max_step_tokens, share
+    wanted, num_blocks, max_step_tokens, share, window
 ):
-    scheduler = a_scheduler(num_blocks, 4, max_step_tokens, share)
+    scheduler = a_scheduler(num_blocks, 4, max_step_tokens, share, window=window)
     sequences = [
         Sequence(
             str(index),
@@ -273,6 +291,8 @@ def test_every_schedule_conserves_blocks_keeps_its_budget_and_starves_nobody(
         ended |= {completion.sequence_id for completion in done}
         scheduler.check_integrity()
         assert plan.num_tokens <= max_step_tokens
+        for sequence in sequences:
+            assert len(sequence.table.held) <= scheduler.most_blocks(sequence.num_known)
         assert all(chunk.num_tokens >= 1 for chunk in plan.chunks)
         assert len({chunk.sequence.id for chunk in plan.chunks}) == len(plan.chunks) <= 4
         if now > 20 and not scheduler.num_running + scheduler.num_waiting:
