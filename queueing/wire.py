@@ -110,8 +110,7 @@ def decode_embed_request(payload: str) -> EmbedRequest:
 
 def encode_result(result: JobResult) -> str:
     """Write a result as JSON; NaN and infinity can't occur in it and are refused."""
-    payload = {"v": VERSION, **_fields_of(result)}
-    return json.dumps(payload, separators=(",", ":"), allow_nan=False, default=_fields_of)
+    return _RESULTS.encode({"v": VERSION, **_fields_of(result)})
 
 
 def decode_result(payload: str) -> JobResult:
@@ -136,6 +135,10 @@ def decode_result(payload: str) -> JobResult:
 def _fields_of(record: Any) -> dict[str, Any]:
     """Return a slotted record's own fields; asdict, which copies all that is in them, is slow."""
     return {name: getattr(record, name) for name in record.__slots__}
+
+
+# Made once: json.dumps makes one at every call with options.
+_RESULTS = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_fields_of)
 
 
 def _versioned(payload: str, readable: int = VERSION) -> dict[str, Any]:

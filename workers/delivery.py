@@ -70,7 +70,7 @@ class Delivery:
         self._pending: list[Outcome] = []
         self._lost: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._retry_at = 0.0
-        self._log = structlog.stdlib.get_logger(__name__)
+        self._log = structlog.stdlib.get_logger(__name__).bind()  # once, not at every job
 
     def on_ended(self, callback: Callable[[Sequence[Ended]], None]) -> None:
         """Name who is told which jobs have ended; called by the delivery thread."""

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from engine.plan import Capacity, StepOutput
 from ops.metrics import EngineMetrics, JobMetrics
-from queueing.job import JobKind, JobResult, JobState
+from queueing.job import JobKind, JobResult, JobState, Priority
 from workers.engine_job import EngineJob
 
 _REASON_OF_END = {
@@ -29,6 +29,13 @@ class EngineObserver:
         self._model = model
         self._capacity = capacity
         self._gauges = {"worker": worker, "model": model}
+        # What every job touches is looked up once: a look-up costs more than a count.
+        self._waits = {
+            priority: self._jobs.queue_wait_seconds.labels(model, priority.value)
+            for priority in Priority
+        }
+        self._prompt_tokens = self._engine.request_prompt_tokens.labels(model)
+        self._generation_tokens = self._engine.request_generation_tokens.labels(model)
 
     def ready(self, *, is_ready: bool) -> None:
         """Say whether the worker takes jobs."""
@@ -54,8 +61,7 @@ class EngineObserver:
     def claimed(self, job: EngineJob) -> None:
         """Count the wait of a job that was claimed."""
         wait_s = max(0, job.claim.claimed_ms - job.claim.arrival_ms) / 1000
-        labels = (self._model, job.claim.priority.value)
-        self._jobs.queue_wait_seconds.labels(*labels).observe(wait_s)
+        self._waits[job.claim.priority].observe(wait_s)
 
     def generated(self, job: EngineJob, result: JobResult) -> None:
         """Count the tokens and times of a job that left the engine."""
@@ -67,8 +73,8 @@ class EngineObserver:
         if result.choices:
             reason = result.choices[0].finish_reason
         engine.generations_finished.labels(model, reason).inc()
-        engine.request_prompt_tokens.labels(model).observe(result.usage.prompt_tokens)
-        engine.request_generation_tokens.labels(model).observe(result.usage.completion_tokens)
+        self._prompt_tokens.observe(result.usage.prompt_tokens)
+        self._generation_tokens.observe(result.usage.completion_tokens)
         if clock.first_token is None or clock.last_token is None:
             return
         first = engine.time_to_first_token_seconds.labels(model, job.claim.priority.value)
@@ -80,8 +86,7 @@ class EngineObserver:
     def _embedded(self, result: JobResult) -> None:
         reason = _REASON_OF_END.get(result.state, "pooled")
         self._engine.embeddings_finished.labels(self._model, reason).inc()
-        prompt_tokens = self._engine.request_prompt_tokens.labels(self._model)
-        prompt_tokens.observe(result.usage.prompt_tokens)
+        self._prompt_tokens.observe(result.usage.prompt_tokens)
 
     def refused(self) -> None:
         """Count a result that a newer claim made void."""
