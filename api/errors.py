@@ -58,6 +58,9 @@ _STATUS = {
     FailureCode.DEADLINE_EXCEEDED: 504,
     FailureCode.INSUFFICIENT_STORAGE: 507,
 }
+# What clients would ask again by themselves and had better not: the job may have killed its
+# workers, or it took all the time there is.
+_FINAL = (FailureCode.WORKER_LOST, FailureCode.DEADLINE_EXCEEDED)
 _BAD_REQUEST = 400
 # What Flask and Werkzeug refuse by themselves, where no code of ours runs.
 _CODE_OF_STATUS = {
@@ -102,7 +105,7 @@ def refusal(code: FailureCode, message: str, param: str | None = None) -> Respon
     response.status_code = status
     if status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
-    if status == 409:
+    if status == 409 or code in _FINAL:
         response.headers["x-should-retry"] = "false"
     return response
 

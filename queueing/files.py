@@ -119,11 +119,9 @@ class FileStore:
         Raises StorageFull, and IdempotencyConflict when the key came with another file.
         """
         placed = self.place(draft)
-        key, digest = "", ""
-        if idempotency is not None:
-            key, digest = keys.idempotency_key(tenant, idempotency), idempotency.digest
+        asked = {} if idempotency is None else keys.idempotency_fields(tenant, idempotency)
         file = json.dumps(record_of(placed, label))
-        outcome, file_id = self._put(*self._head(), tenant, file, key, digest)
+        outcome, file_id = self._put(*self._head(), tenant, file, json.dumps(asked))
         if outcome != "created":
             self._path(placed.id).unlink()
         if outcome == "conflict":

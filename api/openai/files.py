@@ -19,7 +19,7 @@ from werkzeug.wsgi import wrap_file
 
 from api.auth import current_tenant
 from api.drain import Drain
-from api.idempotency import read_idempotency_key
+from api.idempotency import read_idempotency
 from api.openai.lists import list_object, read_page_query
 from queueing.batch_input import InputRules
 from queueing.draft import Draft
@@ -70,7 +70,7 @@ class FileRoutes:
                 filename, purpose, _ttl_s(fields), note=self._first_look(draft, purpose)
             )
             asked = {**fields, "filename": filename, "sha256": draft.sha256}
-            idempotency = read_idempotency_key("files", asked)
+            idempotency = read_idempotency("files", asked)
             stored = self._files.publish(draft, label, current_tenant().name, idempotency)
         return jsonify(file_object(stored))
 

@@ -1,14 +1,9 @@
 -- Make an uploaded file known, once per idempotency key. Not allow-oom: a full store admits nothing.
--- ARGV[3] tenant, ARGV[4] JSON of put_file's file, ARGV[5] idempotency key without prefix or '', ARGV[6] body digest
+-- ARGV[3] tenant, ARGV[4] JSON of put_file's file, ARGV[5] JSON: the fields of an idempotency key (see answered_already)
 -- Reply: {'created' | 'exists' | 'conflict', id}
-local tenant, file, key = ARGV[3], cjson.decode(ARGV[4]), ARGV[5]
-if key ~= '' then
-  local known = redis.call('GET', P .. key)
-  if known then
-    local id, digest = string.match(known, '^(%S+) (%S+)$')
-    return { digest == ARGV[6] and 'exists' or 'conflict', id }
-  end
-  redis.call('SET', P .. key, file.id .. ' ' .. ARGV[6], 'PX', LIMITS.idempotency_ttl_ms)
-end
+local tenant, file, asked = ARGV[3], cjson.decode(ARGV[4]), cjson.decode(ARGV[5])
+local known_id, is_same = answered_already(asked)
+if known_id then return { is_same and 'exists' or 'conflict', known_id } end
 put_file(tenant, file)
+remember_answer(asked, file.id)
 return { 'created', file.id }
