@@ -20,6 +20,7 @@ from queueing.admission import RateLimits
 from queueing.api_key import digest_of
 from queueing.body import StrictModel, validate
 from queueing.dead_jobs import DeadJob, DeadJobs
+from queueing.endpoints import Endpoint, EndpointStore
 from queueing.errors import FailureCode, RequestError
 from queueing.fields import MAX_TOKENS_LIMIT
 from queueing.job import Priority
@@ -89,11 +90,13 @@ class AdminRoutes:
         tenants: TenantStore,
         dead: DeadJobs,
         switches: SwitchBoard,
+        endpoints: EndpointStore,
     ) -> None:
         self._queue = queue
         self._tenants = tenants
         self._dead = dead
         self._switches = switches
+        self._endpoints = endpoints
 
     def blueprint(self) -> Blueprint:
         """Return the routes, to be registered once."""
@@ -110,6 +113,7 @@ class AdminRoutes:
             ("/dead_jobs", self.list_dead, "GET"),
             (f"{dead_job}/retry", self.retry, "POST"),
             (dead_job, self.drop, "DELETE"),
+            ("/disabled_endpoints", self.list_disabled, "GET"),
             ("/switches", self.list_switches, "GET"),
             ("/switches/<switch_name:name>", self.flip, "PUT"),
             ("/drain", self.drain_state, "GET"),
@@ -187,6 +191,12 @@ class AdminRoutes:
             raise _no_dead_job()
         _note("dead job dropped", job_id=job_id)
         return Response(status=204)
+
+    def list_disabled(self) -> Response:
+        """Return a page of webhook endpoints that deliveries disabled, of all tenants."""
+        query, _ = read_page_query(default_limit=_PAGE, max_limit=_MAX_PAGE)
+        page = self._endpoints.disabled_page(query)
+        return jsonify(list_object([_disabled_object(one) for one in page.items], page.has_more))
 
     def list_switches(self) -> Response:
         """Return every switch with its value; null is off."""
@@ -306,6 +316,16 @@ def _dead_object(job: DeadJob) -> dict[str, Any]:
         "losses": job.losses,
         "created_at": job.arrival_s,
         "finished_at": job.finished_s,
+    }
+
+
+def _disabled_object(endpoint: Endpoint) -> dict[str, Any]:
+    return {
+        "id": endpoint.id,
+        "object": "webhook_endpoint",
+        "tenant": endpoint.tenant,
+        "disabled_at": endpoint.disabled_s,
+        "disabled_reason": endpoint.disabled_reason,
     }
 
 

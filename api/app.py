@@ -131,7 +131,10 @@ def create_api(settings: Settings) -> Api:
     submission = Submission(queue, rates, webhooks, drain, http, jobs)
     scrape = QueueScrape(queue, models.names, QueueMetrics(registry), store)
     QueueTotals(queue, models.names, registry)
-    WebhookBacklog(queue, registry)
+    endpoints = EndpointStore(
+        client, QueueLimits(**settings.queue_limits()), prefix=settings.key_prefix
+    )
+    WebhookBacklog(queue, endpoints, registry)
 
     app = _behind_proxies(_new_flask(settings), settings.trusted_proxies)
     observe_requests(app, http)
@@ -154,11 +157,11 @@ def create_api(settings: Settings) -> Api:
     app.register_blueprint(ResponseRoutes(answers, queue, models).blueprint())
     app.register_blueprint(_file_routes(settings, client, drain).blueprint())
     app.register_blueprint(_batch_routes(settings, client, drain, rates).blueprint())
-    app.register_blueprint(_webhook_routes(settings, client, waiters).blueprint())
+    app.register_blueprint(_webhook_routes(settings, client, endpoints, waiters).blueprint())
     app.register_blueprint(webhook_secret_blueprint(webhook_secret))
     app.register_blueprint(docs_blueprint(lambda: api_document(app)))
     dead = DeadJobs(client, queue, prefix=settings.key_prefix)
-    admin_routes = AdminRoutes(queue, tenants, dead, switches)
+    admin_routes = AdminRoutes(queue, tenants, dead, switches, endpoints)
     admin = _admin_app(settings, admin_routes, keyring, http, store)
     return Api(app, admin, drain, waiters, client)
 
@@ -190,10 +193,12 @@ def api_document(app: Flask) -> dict[str, Any]:  # OpenAPI has no type of its ow
     return openapi_document(app, OPERATIONS, _OPEN_ENDPOINTS)
 
 
-def _webhook_routes(settings: Settings, client: "redis.Redis", waiters: Waiters) -> WebhookRoutes:
+def _webhook_routes(
+    settings: Settings, client: "redis.Redis", endpoints: EndpointStore, waiters: Waiters
+) -> WebhookRoutes:
     limits = QueueLimits(**settings.queue_limits())
     return WebhookRoutes(
-        EndpointStore(client, limits, prefix=settings.key_prefix),
+        endpoints,
         DeliveryLog(client, limits, prefix=settings.key_prefix),
         _url_policy(settings),
         waiters,

@@ -12,6 +12,7 @@ import redis
 from ops.settings import Settings
 from ops.switch_cli import flip_switch
 from queueing.dead_jobs import DeadJobs
+from queueing.endpoints import EndpointStore
 from queueing.errors import PromptmillError, RequestError
 from queueing.pages import PageQuery
 from queueing.queue import JobQueue, QueueLimits
@@ -47,6 +48,15 @@ def dead() -> None:
             click.echo(f"{job.id}  {job.tenant}  {job.queue}  {job.priority}  losses: {job.losses}")
         if page.has_more:
             click.echo("there are more", err=True)
+
+
+@admin.command()
+def endpoints() -> None:
+    """Print the webhook endpoints that deliveries disabled, of all tenants, the last one first."""
+    with _queue() as (client, _):
+        store = EndpointStore(client, prefix=Settings().key_prefix)
+        for endpoint in store.disabled_page(PageQuery(_PAGE)).items:
+            click.echo(f"{endpoint.id}  {endpoint.tenant}  {endpoint.disabled_reason}")
 
 
 @admin.command()

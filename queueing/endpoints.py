@@ -130,6 +130,16 @@ class EndpointStore:
         index = keys.ENDPOINTS.of(self._prefix, tenant=tenant)
         return read_page(self._client, index, query, lambda ids: self._fetch(ids, tenant))
 
+    def num_disabled(self) -> int:
+        """Count the endpoints of all tenants that deliveries have disabled."""
+        with translated_errors():
+            return int(self._client.zcard(keys.DISABLED_ENDPOINTS.of(self._prefix)))
+
+    def disabled_page(self, query: PageQuery) -> Page[Endpoint]:
+        """Return some of those, the last disabled first, for the operator."""
+        index = keys.DISABLED_ENDPOINTS.of(self._prefix)
+        return read_page(self._client, index, query, lambda ids: self._fetch(ids, None))
+
     def update(self, endpoint_id: str, tenant: str, form: EndpointForm) -> Endpoint | None:
         """Change what the form names; enabling forgets how the endpoint behaved before."""
         if self._put_fields(endpoint_id, tenant, _fields_of(form)) == "unknown":
@@ -180,14 +190,17 @@ class EndpointStore:
         assert endpoint is not None, "it was just registered"
         return endpoint
 
-    def _fetch(self, ids: Sequence[str], tenant: str) -> list[Endpoint | None]:
+    def _fetch(self, ids: Sequence[str], tenant: str | None) -> list[Endpoint | None]:
+        """Read endpoints; None for those there are not, or not of this tenant if one is given."""
         with translated_errors():
             pipeline = self._client.pipeline(transaction=False)
             for endpoint_id in ids:
                 pipeline.hgetall(keys.ENDPOINT.of(self._prefix, id=endpoint_id))
             found = pipeline.execute()
         return [
-            _endpoint_of(endpoint_id, fields) if fields.get("tenant") == tenant else None
+            _endpoint_of(endpoint_id, fields)
+            if fields and tenant in (None, fields["tenant"])
+            else None
             for endpoint_id, fields in zip(ids, found, strict=True)
         ]
 

@@ -118,6 +118,9 @@ FILE_EXPIRY = Key("file_expiry", "file_expiry")
 ENDPOINT = Key("endpoint", "endpoint:{id}")
 # zset endpoint id -> created_ms of one tenant.
 ENDPOINTS = Key("endpoints", "tenant:{tenant}:endpoints")
+# zset endpoint id -> disabled_ms of the endpoints of all tenants that deliveries disabled, until
+# they are enabled again or deleted.
+DISABLED_ENDPOINTS = Key("disabled_endpoints", "disabled_endpoints")
 # set of the ids of a tenant's endpoints that are enabled and asked for an event. Gone when empty.
 SUBSCRIBERS = Key("subscribers", "tenant:{tenant}:event:{event}:endpoints")
 # zset delivery id -> created_ms: the newest deliveries to an endpoint, of which those that ended
@@ -183,6 +186,7 @@ LUA_FAMILIES = (
     FILE_EXPIRY,
     ENDPOINT,
     ENDPOINTS,
+    DISABLED_ENDPOINTS,
     SUBSCRIBERS,
     DELIVERIES,
     ATTEMPTS,

@@ -36,4 +36,5 @@ end
 if reason == '' or redis.call('HEXISTS', key, 'disabled_ms') == 1 then return 'ok' end
 unsubscribe(ARGV[3])
 redis.call('HSET', key, 'disabled_ms', int(NOW), 'disabled_reason', reason)
+redis.call('ZADD', disabled_endpoints_key(), int(NOW), ARGV[3])
 return 'disabled'

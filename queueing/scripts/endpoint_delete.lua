@@ -4,5 +4,6 @@
 if redis.call('HGET', endpoint_key(ARGV[3]), 'tenant') ~= ARGV[4] then return 0 end
 unsubscribe(ARGV[3])
 redis.call('ZREM', endpoints_key(ARGV[4]), ARGV[3])
+redis.call('ZREM', disabled_endpoints_key(), ARGV[3])
 redis.call('DEL', endpoint_key(ARGV[3]), deliveries_key(ARGV[3]))
 return 1

@@ -34,6 +34,7 @@ if put.is_enabled == false then
   end
 elseif put.is_enabled == true and redis.call('HEXISTS', key, 'disabled_ms') == 1 then
   redis.call('HDEL', key, 'disabled_ms', 'disabled_reason', 'failures', 'failing_since_ms', 'paused_until_ms')
+  redis.call('ZREM', disabled_endpoints_key(), put.id)
   is_changed = true
 end
 subscribe(put.id)

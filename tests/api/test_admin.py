@@ -7,6 +7,7 @@ import pytest
 
 from api.app import create_api
 from ops.settings import Settings
+from queueing.deliveries import AttemptEnd, AttemptNote, DeliveryLog, Verdict
 from queueing.job import JobState, generate_queue
 from queueing.queue import JobQueue, QueueLimits
 from queueing.tenants import Tenant, TenantStore
@@ -185,6 +186,23 @@ def test_each_port_serves_its_own_routes_whatever_the_headers_say(redis_url, tmp
     assert admins.json() == {"object": "list", "data": []}
     assert users.status_code == 404
     assert spoofed.status_code == 401
+
+
+def test_endpoints_that_deliveries_disabled_are_listed_without_url_or_secret(admin, user, managed):
+    url = "https://hooks.example.com/token-in-a-path"
+    form = {"name": "x", "url": url, "event_types": ["job.dead"]}
+    endpoint = user.post("/v1/webhook_endpoints", json=form).json
+    note = AttemptNote("4xx", 410, duration_ms=1)
+    verdict = Verdict(AttemptEnd.GIVEN_UP, disable_reason="gone")
+    DeliveryLog(managed.client).note(endpoint["id"], "dlv_1", note, verdict)
+
+    told = admin.get("/admin/disabled_endpoints")
+
+    (listed,) = told.json["data"]
+    assert (listed["id"], listed["tenant"]) == (endpoint["id"], "default")
+    assert listed["disabled_reason"] == "gone"
+    assert endpoint["signing_secret"] not in told.text
+    assert "token-in-a-path" not in told.text
 
 
 def test_a_switch_is_flipped_and_obeyed(admin, user):

@@ -16,6 +16,7 @@ from ops.metrics import (
     QueueMetrics,
     StoreMetrics,
     WebhookMetrics,
+    WorkerMetrics,
     new_registry,
 )
 
@@ -24,6 +25,7 @@ GROUPS = (
     JobMetrics,
     QueueMetrics,
     EngineMetrics,
+    WorkerMetrics,
     WebhookMetrics,
     BatchMetrics,
     StoreMetrics,

@@ -222,6 +222,26 @@ def test_enabling_again_forgets_the_failures(world):
     assert (enabled.failures, enabled.failing_since_s, enabled.paused_until_s) == (0, None, None)
 
 
+def test_what_deliveries_disabled_is_counted_until_it_is_enabled_or_deleted(world):
+    world.fail(Verdict(AttemptEnd.GIVEN_UP, disable_reason="gone"))
+    (listed,) = world.endpoints.disabled_page(PageQuery(limit=9)).items
+    num_at_first = world.endpoints.num_disabled()
+
+    world.endpoints.update(world.id, "a", EndpointForm(is_enabled=True))
+    num_when_enabled = world.endpoints.num_disabled()
+    world.fail(Verdict(AttemptEnd.GIVEN_UP, disable_reason="gone"))
+    world.endpoints.delete(world.id, "a")
+
+    assert (listed.id, listed.tenant, listed.disabled_reason) == (world.id, "a", "gone")
+    assert (num_at_first, num_when_enabled, world.endpoints.num_disabled()) == (1, 0, 0)
+
+
+def test_what_its_owner_disabled_is_no_fault_to_be_counted(world):
+    world.endpoints.update(world.id, "a", EndpointForm(is_enabled=False))
+
+    assert world.endpoints.num_disabled() == 0
+
+
 def test_a_test_is_a_sample_event_ahead_of_others(world):
     world.queue.enqueue(Job("job_1", "generate.m", "{}", tenant="a"))
     (claim,) = world.queue.claim("generate.m", "engine", limit=1)
