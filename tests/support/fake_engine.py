@@ -19,6 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from engine.admission import AdmissionEstimate
 from engine.blocks import BlockPool
 from engine.engine import Engine, EngineLimits
+from engine.errors import DeviceMemoryError
 from engine.plan import Choice, StepPlan, TokenLogprobs
 from engine.scheduler import Scheduler, StepLimits
 from engine.sequence import Sequence
@@ -30,6 +31,8 @@ CHAT_TEMPLATE = (
     "assistant: "
 )
 KILLS, EXITS, HANGS = "#kills#", "#exits#", "#hangs#"
+# The device has no memory for more than a few tokens of such a prompt in one step.
+HUNGRY, MAX_HUNGRY_TOKENS = "#hungry#", 8
 
 _VOCABULARY = 256
 _LETTERS = "abcdefghijklmnopqrstuvwxyz     "
@@ -89,11 +92,13 @@ class FakeRunner:
 
     def run(self, plan: StepPlan) -> None:
         for chunk in plan.chunks:
-            if chunk.start == 0:
-                self._misbehave(self._tokenizer.decode(chunk.sequence.prompt_ids))
+            if chunk.num_tokens > 1:
+                self._misbehave(self._tokenizer.decode(chunk.sequence.prompt_ids), chunk.num_tokens)
         time.sleep(self._step_s)
 
-    def _misbehave(self, prompt: str) -> None:
+    def _misbehave(self, prompt: str, num_tokens: int) -> None:
+        if HUNGRY in prompt and num_tokens > MAX_HUNGRY_TOKENS:
+            raise DeviceMemoryError
         if KILLS in prompt:
             os.kill(os.getpid(), signal.SIGSEGV)
         if EXITS in prompt:
