@@ -15,13 +15,18 @@ from queueing.errors import FailureCode, RequestError
 from queueing.fields import MaxTokens, Metadata, Seed, Stop, Temperature, TopK, TopP
 from queueing.job import Enqueued, JobRecord, JobResult, JobState, Priority, model_of_queue
 from queueing.openai_chat import Messages, plain_messages
-from queueing.served_model import ServedModels, SizedRequest
-from queueing.wire import GenerateRequest
+from queueing.openai_embedding import vector_numbers
+from queueing.served_model import ServedModels, SizedEmbedding, SizedRequest
+from queueing.wire import EmbedRequest, GenerateRequest
 
 MAX_DEADLINE_S = 30 * 86_400
 
 _Prompt = Annotated[
     Annotated[str, Field(min_length=1)] | None, Field(description="a text that is not empty")
+]
+_Input = Annotated[
+    Annotated[str, Field(min_length=1)] | None,
+    Field(description="a text that is not empty, to make a vector of"),
 ]
 _ModelName = Annotated[
     Annotated[str, Field(max_length=256)] | None, Field(description="the name of a served model")
@@ -42,11 +47,18 @@ _MustMeetDeadline = Annotated[
 _WebhookUrl = Annotated[str | None, Field(description="an https URL told when the job ends")]
 
 
+# How to answer a prompt; nothing of it goes with an input.
+_OF_ANSWERS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos")
+
+
 class JobBody(StrictModel):
-    """The body of POST /v1/jobs: exactly one of `prompt` and `messages`, and how to answer it."""
+    """The body of POST /v1/jobs: exactly one of `prompt` and `messages`, and how to answer it; or
+    an `input`, which becomes an embedding.
+    """
 
     prompt: _Prompt = None
     messages: Messages | None = None
+    input: _Input = None
     model: _ModelName = None
     max_tokens: MaxTokens = None
     temperature: Temperature = 0.0
@@ -66,6 +78,19 @@ class JobBody(StrictModel):
         if self.must_meet_deadline and self.deadline_s is None:
             message = "must_meet_deadline needs a deadline_s"
             raise RequestError(FailureCode.INVALID_REQUEST, message, "must_meet_deadline")
+        return self
+
+    @model_validator(mode="after")
+    def _check_input(self) -> Self:
+        given = [one for one in (self.prompt, self.messages, self.input) if one is not None]
+        if len(given) != 1:
+            message = "give exactly one of prompt, messages and input"
+            raise RequestError(FailureCode.INVALID_REQUEST, message, "prompt")
+        if self.input is not None:
+            for name in _OF_ANSWERS:
+                if name in self.model_fields_set:
+                    message = f"{name}: an input is not answered"
+                    raise RequestError(FailureCode.INVALID_REQUEST, message, name)
         return self
 
 
@@ -95,6 +120,12 @@ class ResultObject(BaseModel):
     text: str
     finish_reason: str
     choices: list[ChoiceObject] | None = None
+
+
+class EmbeddingResultObject(BaseModel):
+    """The vector of an input: float32 numbers, of length one together."""
+
+    embedding: list[float]
 
 
 class UsageObject(BaseModel):
@@ -136,22 +167,23 @@ class JobObject(BaseModel):
     losses: int
     metadata: dict[str, str] | None
     stages: dict[str, float]
-    result: ResultObject | None
+    result: ResultObject | EmbeddingResultObject | None
     usage: UsageObject | None
     error: ErrorObject | None
 
 
-def size_job(body: JobBody, models: ServedModels) -> SizedRequest:
+def size_job(body: JobBody, models: ServedModels) -> SizedRequest | SizedEmbedding:
     """Return what to queue; raises RequestError for an unknown model and a prompt too long."""
     model = models.find(body.model)
+    if body.input is not None:
+        num_tokens = model.count_prompt(body.input, "input")
+        model.check_fits(num_tokens, "input")
+        return SizedEmbedding(EmbedRequest(model.name, prompt=body.input), num_tokens)
     messages = None if body.messages is None else plain_messages(body.messages)
-    if body.prompt is not None and messages is None:
-        num_prompt_tokens = model.count_prompt(body.prompt)
-    elif messages is not None and body.prompt is None:
+    if messages is not None:
         num_prompt_tokens = model.count_chat(messages)
     else:
-        message = "give exactly one of prompt and messages"
-        raise RequestError(FailureCode.INVALID_REQUEST, message, "prompt")
+        num_prompt_tokens = model.count_prompt(body.prompt or "")
     request = GenerateRequest(
         model=model.name,
         max_tokens=model.grant(num_prompt_tokens, body.max_tokens),
@@ -195,7 +227,9 @@ def job_receipt(enqueued: Enqueued, model: str, priority: str, state: JobState) 
     return JobReceipt(id=enqueued.job_id, model=model, priority=priority, state=state)
 
 
-def _result_object(result: JobResult) -> ResultObject:
+def _result_object(result: JobResult) -> ResultObject | EmbeddingResultObject:
+    if result.vector is not None:
+        return EmbeddingResultObject(embedding=vector_numbers(result.vector))
     choices = [
         ChoiceObject(index=choice.index, text=choice.text, finish_reason=choice.finish_reason)
         for choice in result.choices

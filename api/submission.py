@@ -94,7 +94,9 @@ class Submission:
         self._http = http
         self._jobs = jobs
 
-    def submit(self, tenant: Tenant, sized: SizedRequest, options: JobOptions) -> Enqueued:
+    def submit(
+        self, tenant: Tenant, sized: SizedRequest | SizedEmbedding, options: JobOptions
+    ) -> Enqueued:
         """Return the job that stands for a request: a new one, or that of an equal earlier request.
 
         Raises RequestError, RateLimited, QueueFull, StoreUnavailable and DrainingError.

@@ -92,13 +92,21 @@ def embedding_list(
             {
                 "object": "embedding",
                 "index": index,
-                "embedding": result.vector if encoding == "base64" else _numbers(result),
+                "embedding": _encoded(result.vector or "", encoding),
             }
             for index, result in enumerate(results)
         ],
         "model": results[0].model,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
+
+
+def vector_numbers(vector: str) -> list[float]:
+    """Return a result's vector in decimals; of nine digits, each is read as the same float32."""
+    numbers = array("f", b64decode(vector))
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return [float(f"{number:.9g}") for number in numbers]
 
 
 def _inputs_of(call: EmbeddingCall) -> list[str | list[int]]:
@@ -121,9 +129,5 @@ def _sized(
     return SizedEmbedding(request, num_tokens)
 
 
-def _numbers(result: JobResult) -> list[float]:
-    """Return a vector in decimals; nine digits are enough to read the same float32 back."""
-    numbers = array("f", b64decode(result.vector or ""))
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return [float(f"{number:.9g}") for number in numbers]
+def _encoded(vector: str, encoding: str | None) -> str | list[float]:
+    return vector if encoding == "base64" else vector_numbers(vector)

@@ -224,3 +224,34 @@ def test_a_keyed_request_that_found_no_room_can_be_repeated(settings, queue, wor
     assert answer.result().status_code == 200
     assert queue.claim(QUEUE, "worker", 9) == []
     api.close()
+
+
+def test_a_job_with_an_input_is_polled_for_its_vector(client, worker):
+    submitted = client.post("/v1/jobs", json={"input": "one", "priority": "bulk"})
+    claims = worker.claim(1).claims
+
+    worker.complete("one")
+
+    told = client.get(submitted.headers["Location"]).json
+    assert (submitted.status_code, claims["one"].kind) == (202, JobKind.EMBED)
+    assert struct.pack("<3f", *told["result"]["embedding"]) == vector_of("one")
+    assert (told["usage"]["prompt_tokens"], told["usage"]["completion_tokens"]) == (3, 0)
+    assert client.get("/v1/jobs?state=completed").json["data"] == [told]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": "a", "prompt": "b"}, "prompt"),
+        ({"input": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt"),
+        ({"input": ""}, "input"),
+        ({"input": ["a"]}, "input"),
+        ({"input": "x" * 600}, "input"),
+        ({"input": "a", "max_tokens": 5}, "max_tokens"),
+        ({"input": "a", "stop": ["b"]}, "stop"),
+    ],
+)
+def test_a_job_with_an_input_takes_nothing_that_is_for_answers(client, body, param):
+    refused = client.post("/v1/jobs", json=body)
+
+    assert (refused.status_code, refused.json["error"]["param"]) == (400, param)
