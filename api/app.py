@@ -11,6 +11,7 @@ import redis
 from flask import Flask
 
 from api.admin import AdminRoutes, set_up_admin
+from api.audit import audit_ids
 from api.auth import Keyring, guard
 from api.docs import OPEN_ENDPOINTS as DOCS_ENDPOINTS
 from api.docs import docs_blueprint
@@ -51,6 +52,7 @@ from queueing.endpoints import EndpointStore
 from queueing.failpoints import Failpoints
 from queueing.files import FileStore
 from queueing.job_list import JobList
+from queueing.owners import Owners
 from queueing.queue import JobQueue, QueueLimits
 from queueing.served_model import ServedModels
 from queueing.store import connect
@@ -136,12 +138,8 @@ def create_api(settings: Settings) -> Api:
     )
     WebhookBacklog(queue, endpoints, registry)
 
-    app = _behind_proxies(_new_flask(settings), settings.trusted_proxies)
-    observe_requests(app, http)
-    tell_allowances(app)
     keyring = Keyring(api_key, tenants, http)
-    guard(app, keyring, _OPEN_ENDPOINTS)
-    register_error_handlers(app, store)
+    app = _tenants_app(settings, client, keyring, http, store)
     probe = StoreProbe(client, settings.key_prefix)
     app.register_blueprint(health_blueprint(probe, drain, registry, [scrape.refresh]))
     app.register_blueprint(models_blueprint(cards))
@@ -164,6 +162,22 @@ def create_api(settings: Settings) -> Api:
     admin_routes = AdminRoutes(queue, tenants, dead, switches, endpoints)
     admin = _admin_app(settings, admin_routes, keyring, http, store)
     return Api(app, admin, drain, waiters, client)
+
+
+def _tenants_app(
+    settings: Settings,
+    client: "redis.Redis",
+    keyring: Keyring,
+    http: HttpMetrics,
+    store: StoreMetrics,
+) -> Flask:
+    app = _behind_proxies(_new_flask(settings), settings.trusted_proxies)
+    observe_requests(app, http)
+    tell_allowances(app)
+    audit_ids(app, Owners(client, prefix=settings.key_prefix))
+    guard(app, keyring, _OPEN_ENDPOINTS)
+    register_error_handlers(app, store)
+    return app
 
 
 def _admin_app(

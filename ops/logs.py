@@ -81,6 +81,8 @@ class Event(StrEnum):
     BATCH_CHANGED = "batch changed"
     JANITOR_RAN = "janitor ran"
     ADMIN_ACTED = "admin acted"
+    FOREIGN_ID_SOUGHT = "another tenant's id sought"
+    UNKNOWN_ID_SOUGHT = "unknown id sought"
     SWITCH_FLIPPED = "switch flipped"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import redis
 import structlog
 from celery import Celery
-from prometheus_client import start_http_server
+from prometheus_client import Gauge, start_http_server
 
 from engine.grammar import Grammars
 from engine.registry import load_manifest
@@ -118,7 +118,8 @@ def run_cpu_worker(settings: Settings, name: str | None = None) -> int:
     Drain(intake, settings.grace_s).install()
     janitor.ensure()
     renewer = LeaseRenewer(intake, settings.renew_s, on_lost=lambda _lease: None)
-    keeper = LeaseKeeper(renewer, _standby(settings, client, intake, WorkerMetrics(registry)))
+    draining = WorkerMetrics(registry).draining.labels(worker)
+    keeper = LeaseKeeper(renewer, _standby(settings, client, intake, draining))
     keeper.start()
     if settings.metrics_port:
         start_http_server(settings.metrics_port, "127.0.0.1", registry)
@@ -128,12 +129,10 @@ def run_cpu_worker(settings: Settings, name: str | None = None) -> int:
     return int(celery_worker.exitcode or 0)
 
 
-def _standby(
-    settings: Settings, client: "redis.Redis", intake: Intake, metrics: WorkerMetrics
-) -> Standby:
+def _standby(settings: Settings, client: "redis.Redis", intake: Intake, draining: Gauge) -> Standby:
     switches = SwitchWatch(SwitchBoard(client, prefix=settings.key_prefix), log_flip)
     # What is handed back is given up where it next asks the queue.
-    return Standby(intake, switches, settings.grace_s, metrics=metrics, drop=lambda _lease: None)
+    return Standby(intake, switches, settings.grace_s, draining=draining, drop=lambda _lease: None)
 
 
 def _deliverer(

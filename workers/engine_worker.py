@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import redis
 from celery import Celery
-from prometheus_client import start_http_server
+from prometheus_client import Gauge, start_http_server
 
 from engine.grammar import Grammars
 from engine.sequence import Pooling
@@ -76,7 +76,8 @@ def serve(model: LoadedModel, settings: Settings, name: str | None = None) -> in
     consume_from(app, [generate_queue(model.name)])
     for task in (GENERATE_TASK, EMBED_TASK):
         app.task(name=task)(_run_in_pool)
-    app.engine_parts = _parts(settings, model, intake, client, observer, WorkerMetrics(registry))
+    draining = WorkerMetrics(registry).draining.labels(worker)
+    app.engine_parts = _parts(settings, model, intake, client, observer, draining)
     Drain(intake, settings.grace_s).install()
     if settings.metrics_port:
         start_http_server(settings.metrics_port, "127.0.0.1", registry)
@@ -94,7 +95,7 @@ def _parts(
     intake: Intake,
     client: "redis.Redis",
     observer: EngineObserver,
-    metrics: WorkerMetrics,
+    draining: Gauge,
 ) -> EngineParts:
     streams = TokenStreams(client, prefix=settings.key_prefix)
     switches = SwitchWatch(SwitchBoard(client, prefix=settings.key_prefix), log_flip)
@@ -118,7 +119,7 @@ def _parts(
         intake,
         switches,
         settings.grace_s,
-        metrics=metrics,
+        draining=draining,
         drop=lambda lease: delivery.lose(lease.tag),
     )
     return EngineParts(

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 
 import structlog
+from prometheus_client import Gauge
 
 from ops.logs import Event
-from ops.metrics import WorkerMetrics
 from queueing.errors import StoreUnavailable
 from queueing.job import Lease
 from queueing.switches import Flip, Switch, SwitchWatch
@@ -27,14 +27,14 @@ class Standby:
         switches: SwitchWatch,
         grace_s: float,
         *,
-        metrics: WorkerMetrics,
+        draining: Gauge,
         drop: Callable[[Lease], None],
     ) -> None:
-        """Take how to stop the work on a job that was handed back."""
+        """Take the gauge that says so, and how to stop the work on a job that was handed back."""
         self._intake = intake
         self._switches = switches
         self._grace_s = grace_s
-        self._metrics = metrics
+        self._draining = draining
         self._drop = drop
         self._hand_back_at_s: float | None = None
         self._log = structlog.stdlib.get_logger(__name__)
@@ -53,12 +53,12 @@ class Standby:
     def _begin(self) -> None:
         self._intake.pause()
         self._hand_back_at_s = time.monotonic() + self._grace_s
-        self._metrics.draining.labels(self._intake.worker).set(1)
+        self._draining.set(1)
         self._log.info(Event.WORKER_DRAINING, num_jobs=len(self._intake.leases()))
 
     def _end(self) -> None:
         self._hand_back_at_s = None
-        self._metrics.draining.labels(self._intake.worker).set(0)
+        self._draining.set(0)
         self._intake.resume()
         self._log.info(Event.WORKER_RESUMED)
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from queueing.job import encode_base62
 from queueing.tenants import Tenant, TenantStore
@@ -115,6 +116,44 @@ def test_anothers_object_is_as_one_that_does_not_exist(owned, stranger, method, 
     assert (theirs.status_code, nobodys.status_code) == (404, 404)
     assert theirs.json["error"] == nobodys.json["error"]
     assert set(theirs.headers.keys()) == set(nobodys.headers.keys())
+
+
+@matrix(BY_ID)
+def test_the_operator_is_told_anothers_id_from_an_unknown_one(
+    owned, stranger, method, path, operation
+):
+    with capture_logs() as lines:
+        call(stranger, method, path, operation, owned)
+        call(stranger, method, path, operation, unknown(owned))
+
+    names = [one["name"] for one in operation["parameters"] if one["in"] == "path"]
+    sought = [(line["event"], line["object_id"]) for line in lines if "object_id" in line]
+    assert sought == [
+        *[("another tenant's id sought", owned[name]) for name in names],
+        *[("unknown id sought", unknown(owned)[name]) for name in names],
+    ]
+    assert {line["owner"] for line in lines if "owner" in line} == {"owner"}
+
+
+def test_an_id_in_a_cursor_or_a_body_is_told_too(owned, stranger):
+    file_id = owned["file_id"]
+    batch = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+
+    with capture_logs() as lines:
+        stranger.get("/v1/files", query_string={"after": file_id})
+        stranger.post("/v1/batches", json={**batch, "input_file_id": file_id})
+        stranger.post("/v1/batches", json={**batch, "input_file_id": "../etc\r\nx"})
+
+    sought = [(line["event"], line["object_id"]) for line in lines if "object_id" in line]
+    assert sought == [("another tenant's id sought", file_id)] * 2
+
+
+def test_what_is_ones_own_or_found_leaves_no_such_line(owned, owner):
+    with capture_logs() as lines:
+        owner.get(f"/v1/jobs/{owned['job_id']}")
+        owner.get("/v1/models/none")
+
+    assert [line for line in lines if "object_id" in line] == []
 
 
 @matrix([found for found in BY_ID if found[0] == "GET"])
