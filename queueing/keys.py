@@ -148,7 +148,11 @@ USAGE = Key("usage", "tenant:{tenant}:usage")
 # hash: <bucket>:level and <bucket>:at_ms of the buckets requests and tokens, day and day_tokens.
 # For two days after the last submit.
 BUCKETS = Key("buckets", "tenant:{tenant}:buckets")
-# hash of the degradation switches that are on: their name and a whole number (see switches.py).
+# string, JSON of wire.py: the answer of a job, for equal ones of its tenant (see answer_cache.py of
+# the workers). For as many seconds as the switch reuse_answers says.
+ANSWER = Key("answer", "tenant:{tenant}:answer:{digest}")
+# hash of the degradation switches that are on: their name and a whole number (see switches.py), and
+# use_model:<name> with the name of the model that is used instead (see model_routes.py).
 SWITCHES = Key("switches", "switches")
 # string, for 10 s: written by readiness probes to see that the store takes writes.
 PROBE = Key("probe", "probe")

@@ -29,6 +29,7 @@ class Switch(StrEnum):
     SHED_STANDARD = "shed_standard"  # standard jobs are, too
     DRAIN = "drain"  # no process takes or claims anything new; what runs is finished
     MAX_TOKENS = "max_tokens"  # answers end after so many tokens, whatever was asked for
+    REUSE_ANSWERS = "reuse_answers"  # repeated prompts get the answer of the last so many seconds
 
 
 @dataclass(frozen=True, slots=True)

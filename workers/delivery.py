@@ -65,6 +65,7 @@ class Delivery:
         self._observer = observer
         self._abort = abort
         self._on_finished = on_finished
+        self._on_made: Callable[[EngineJob, JobResult], None] = lambda _job, _result: None
         self._on_ended: Callable[[Sequence[Ended]], None] = lambda _ended: None
         self._running: dict[str, EngineJob] = {}
         self._pending: list[Outcome] = []
@@ -75,6 +76,10 @@ class Delivery:
     def on_ended(self, callback: Callable[[Sequence[Ended]], None]) -> None:
         """Name who is told which jobs have ended; called by the delivery thread."""
         self._on_ended = callback
+
+    def on_made(self, callback: Callable[[EngineJob, JobResult], None]) -> None:
+        """Name who is told what the engine made of each job; called by the delivery thread."""
+        self._on_made = callback
 
     def expect(self, job: EngineJob) -> None:
         """Take a job over before its first token can come."""
@@ -145,6 +150,7 @@ class Delivery:
         self._streams.forget(job.tag)
         self._pending.append(Outcome(job.claim.lease, result))
         self._observer.generated(job, result)
+        self._on_made(job, result)
 
     def _end(self, tag: str, state: JobState, code: FailureCode, message: str) -> None:
         job = self._running.pop(tag, None)

@@ -21,10 +21,12 @@ from ops.metrics import WorkerMetrics, new_registry
 from ops.settings import Settings
 from queueing.failpoints import Failpoints
 from queueing.job import EMBED_TASK, GENERATE_TASK, generate_queue
+from queueing.kept_answers import KeptAnswers
 from queueing.queue import JobQueue, QueueLimits
 from queueing.store import connect
 from queueing.switches import SwitchBoard, SwitchWatch
 from queueing.token_stream import TokenStreams
+from workers.answer_cache import AnswerCache
 from workers.celery_config import configure_celery, consume_from, worker_options
 from workers.delivery import Delivery
 from workers.drain import Drain
@@ -39,11 +41,15 @@ from workers.stream_writer import StreamWriter
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What a worker serves: a model's name, its engine, warm, its tokenizer, and how it pools."""
+    """What a worker serves: a model's name, its engine, warm, its tokenizer, and how it pools.
+
+    `digest` is equal exactly where the same bytes compute in the same types.
+    """
 
     name: str
     engine: SteppingEngine
     tokenizer: Tokenizer
+    digest: str
     pooling: Pooling = Pooling.MEAN
 
 
@@ -99,6 +105,8 @@ def _parts(
 ) -> EngineParts:
     streams = TokenStreams(client, prefix=settings.key_prefix)
     switches = SwitchWatch(SwitchBoard(client, prefix=settings.key_prefix), log_flip)
+    kept = KeptAnswers(client, prefix=settings.key_prefix)
+    answers = AnswerCache(kept, switches, model.digest)
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     serving = ServingLoop(model.engine, events, coalesce_s=settings.coalesce_ms / 1000)
     delivery = Delivery(
@@ -109,6 +117,7 @@ def _parts(
         abort=serving.abort,
         on_finished=intake.forget,
     )
+    delivery.on_made(answers.note)
     renewer = LeaseRenewer(
         intake,
         settings.renew_s,
@@ -131,6 +140,7 @@ def _parts(
         delivery,
         renewer,
         switches,
+        answers,
         standby,
         settings.watchdog_s,
     )

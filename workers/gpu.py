@@ -26,7 +26,8 @@ def run_engine_worker(settings: Settings, folder: Path, name: str | None = None)
     verify(folder, manifest)
     tokenizer = Tokenizer.load(folder)
     engine = load_engine(folder, _engine_config(settings))
-    model = LoadedModel(manifest.name, engine, tokenizer, manifest.pooling)
+    digest = f"{manifest.digest} {engine.facts.dtype} {engine.facts.kv_dtype}"
+    model = LoadedModel(manifest.name, engine, tokenizer, digest, manifest.pooling)
     _warm_up(model)
     gc.collect()
     gc.freeze()  # what a model is made of lives as long as the process: never look through it again

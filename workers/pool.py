@@ -32,6 +32,7 @@ from queueing.job import Claim, JobKind, JobResult, JobState, Lease
 from queueing.switches import Switch, SwitchWatch
 from queueing.transport import turn_again
 from queueing.wire import UnknownVersion
+from workers.answer_cache import AnswerCache
 from workers.delivery import Delivery, Ended
 from workers.embedding import prepare_embedding
 from workers.engine_job import EngineJob
@@ -59,6 +60,7 @@ class EngineParts:
     delivery: Delivery
     renewer: LeaseRenewer
     switches: SwitchWatch
+    answers: AnswerCache
     standby: Standby
     watchdog_s: float
 
@@ -162,8 +164,15 @@ class EnginePool(BasePool):
             )
             parts.delivery.refuse(lease, result)
         else:
-            parts.delivery.expect(job)
-            parts.serving.submit(job)
+            self._run_or_reuse(job)
+
+    def _run_or_reuse(self, job: EngineJob) -> None:
+        known = self._parts.answers.find(job)
+        if known is not None:
+            self._parts.delivery.refuse(job.claim.lease, known)
+            return
+        self._parts.delivery.expect(job)
+        self._parts.serving.submit(job)
 
     def _prepared(self, claim: Claim) -> EngineJob:
         parts = self._parts
@@ -213,6 +222,7 @@ class EnginePool(BasePool):
         try:
             while not self._stepping_ended.is_set():
                 parts.delivery.turn()
+                parts.answers.flush()
                 parts.renewer.renew_when_due()
                 parts.standby.obey()
                 if parts.renewer.stalled_s() > parts.watchdog_s:

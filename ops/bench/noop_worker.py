@@ -64,7 +64,7 @@ def main() -> int:
     """Serve until a signal."""
     settings = Settings()
     configure_logging("engine", settings.log_level)
-    model = LoadedModel(MODEL, NoopEngine(settings.slots), word_tokenizer())
+    model = LoadedModel(MODEL, NoopEngine(settings.slots), word_tokenizer(), "noop")
     return serve(model, settings, "noop")
 
 

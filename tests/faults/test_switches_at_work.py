@@ -10,7 +10,7 @@ from queueing.errors import QueueShed
 from queueing.job import JobState, Priority
 from tests.support.cluster import Cluster
 from tests.support.jobs import TENANT, state_of
-from tests.support.ledger import a_prompt_job
+from tests.support.ledger import ALL_IS_WELL, a_prompt_job
 
 
 def flip(cluster: Cluster, *words: str) -> str:
@@ -55,3 +55,23 @@ def test_work_is_shed_and_taken_again_as_the_operator_says(cluster):
     flip(cluster, "shed_bulk", "off")
 
     assert cluster.queue.enqueue(a_prompt_job("bulk", 3, priority=Priority.BULK)).created
+
+
+@pytest.mark.fault("F30")
+def test_repeated_prompts_are_answered_without_the_engine_while_the_operator_says_so(cluster):
+    worker = cluster.start_worker()
+    flip(cluster, "reuse_answers", "60")
+    cluster.wait_until(lambda: worker.events("switch flipped"))
+    cluster.ledger.submit(cluster.queue, "once more", 200)
+    cluster.wait_until_settled()
+    cluster.wait_until(lambda: any(cluster.client.scan_iter("{pm}:tenant:*:answer:*")))
+
+    again = cluster.ledger.submit(cluster.queue, "once more", 200)
+    cluster.wait_until_settled()
+
+    record = cluster.queue.get(again, TENANT)
+    assert "reuse_ms" in record.stages
+    assert "decode_ms" not in record.stages
+    assert record.result.usage.completion_tokens == 200
+    assert cluster.ledger.check(cluster.queue, cluster.client) == ALL_IS_WELL
+    assert cluster.drain(worker) == 0

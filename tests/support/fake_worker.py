@@ -20,7 +20,7 @@ def main() -> int:
     settings = Settings()
     configure_logging("engine", settings.log_level)
     engine = fake_engine(settings, float(step_ms) / 1000)
-    status = serve(LoadedModel(MODEL, engine, byte_tokenizer()), settings, name)
+    status = serve(LoadedModel(MODEL, engine, byte_tokenizer(), "fake"), settings, name)
     engine.check_integrity()
     capacity = engine.capacity()
     lost_blocks = capacity.total_blocks - capacity.free_blocks
