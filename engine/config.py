@@ -23,10 +23,15 @@ class CacheType(StrEnum):
 
 
 class KernelChoice(StrEnum):
-    """Which kernels run. AUTO takes compiled ones where they are built, else plain PyTorch."""
+    """Which kernels run.
+
+    AUTO takes those of the device where there are some, else plain PyTorch: NATIVE ones, compiled
+    at installation, on a CPU, and TRITON's on a GPU.
+    """
 
     AUTO = "auto"
     NATIVE = "native"
+    TRITON = "triton"
     REFERENCE = "reference"
 
 
@@ -38,6 +43,7 @@ class EngineConfig:
     expected_output_share: the part of max_tokens that admission counts on; None measures it,
     starting from the worst case 1.0. Below the truth, running sequences may have to be preempted;
     none ever fails for it.
+    graphs: on a GPU, record steps of single tokens when loading and replay them.
     """
 
     block_size: int = 16
@@ -52,6 +58,7 @@ class EngineConfig:
     kv_dtype: CacheType = CacheType.AUTO
     device: str = "cpu"
     kernels: KernelChoice = KernelChoice.AUTO
+    graphs: bool = True
     num_threads: int | None = None
 
     def __post_init__(self) -> None:

@@ -94,10 +94,13 @@ class DeviceMemoryError(EngineError):
 
 
 class KernelsMissingError(EngineError):
-    """Compiled kernels were asked for and none have been built for this machine."""
+    """Kernels were asked for that can't run: not built, not installed, or for another device."""
 
-    def __init__(self) -> None:
-        super().__init__("no compiled kernels for this machine: run `python -m engine.build`")
+    def __init__(self, kernels: str, device: str) -> None:
+        super().__init__(
+            f"no {kernels} kernels for this {device}: native ones are for a CPU, compiled by "
+            "`python -m engine.build`, Triton's for a GPU"
+        )
 
 
 class ModelFolderError(EngineError, ValueError):

@@ -12,13 +12,12 @@ import torch
 
 from engine.admission import AdmissionEstimate
 from engine.blocks import BlockPool
-from engine.config import CacheType, ComputeType, EngineConfig, KernelChoice
+from engine.config import CacheType, ComputeType, EngineConfig
 from engine.engine import Engine, EngineFacts, EngineLimits
-from engine.errors import KernelsMissingError
 from engine.folder import readable_files, stored_dtype, stored_sizes, weights_of
+from engine.graphs import CudaRecorder, GraphedModel, graph_sizes
+from engine.kernels.choice import choose_kernels
 from engine.kernels.native import NativeKernels, NativeModel
-from engine.kernels.native_library import find_library
-from engine.kernels.reference import ReferenceKernels, can_pack
 from engine.kv_cache import CacheFormat, KvCache
 from engine.memory import plan_memory
 from engine.model.build import Placement, load_decoder_weights
@@ -29,7 +28,7 @@ from engine.pooling import Pooler
 from engine.runner import ModelRunner
 from engine.sampler import Sampler
 from engine.scheduler import Scheduler, StepLimits
-from engine.step_buffers import StepBuffers, StepSizes
+from engine.step_buffers import Padding, StepBuffers, StepSizes
 
 _DTYPES = {ComputeType.FLOAT32: torch.float32, ComputeType.BFLOAT16: torch.bfloat16}
 
@@ -56,17 +55,25 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
     )
     kernels = choose_kernels(config, dtype, device, sizes)
     weights = load_decoder_weights(folder, model, kernels, Placement(dtype, device, max_context))
-    cache = KvCache(model, memory.num_blocks, CacheFormat(config.block_size, kv_dtype), device)
-    buffers = StepBuffers(sizes, config.block_size, device)
+    padding = None
+    if config.graphs and kernels.is_recordable:
+        padding = Padding(graph_sizes(config.max_sequences), block=memory.num_blocks)
+    cache = KvCache(
+        model,
+        memory.num_blocks + (0 if padding is None else 1),
+        CacheFormat(config.block_size, kv_dtype, kernels.cache_layout),
+        device,
+    )
+    buffers = StepBuffers(sizes, config.block_size, device, padding)
     decoder = Decoder(weights, kernels, cache)
-    network: Decoder | NativeModel = decoder
+    network: Decoder | NativeModel | GraphedModel = decoder
     if isinstance(kernels, NativeKernels):
         network = NativeModel(decoder, kernels, buffers)
+    elif padding is not None:
+        network = GraphedModel(decoder, buffers, padding, CudaRecorder())
 
     cache_key = _cache_key(folder, kv_dtype) if config.prefix_caching else None
-    pool = BlockPool(
-        memory.num_blocks, config.block_size, cache_key=cache_key, window=model.window
-    )
+    pool = BlockPool(memory.num_blocks, config.block_size, cache_key=cache_key, window=model.window)
     scheduler = Scheduler(
         pool,
         StepLimits(config.max_sequences, config.max_step_tokens),
@@ -91,20 +98,9 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
             kv_dtype=str(kv_dtype).removeprefix("torch."),
             memory=memory,
             step_seconds=kernels.seconds if isinstance(kernels, NativeKernels) else None,
+            graphs=network.cost if isinstance(network, GraphedModel) else None,
         ),
     )
-
-
-def choose_kernels(
-    config: EngineConfig, dtype: torch.dtype, device: torch.device, sizes: StepSizes
-) -> NativeKernels | ReferenceKernels:
-    """Take compiled kernels where there are some, unless others are asked for."""
-    found = None if config.kernels is KernelChoice.REFERENCE else find_library()
-    if found is not None and device.type == "cpu":
-        return NativeKernels(*found, dtype, sizes, torch.get_num_threads())
-    if config.kernels is KernelChoice.NATIVE:
-        raise KernelsMissingError
-    return ReferenceKernels(dtype, is_packed=can_pack(device))
 
 
 def compute_dtype(folder: Path, config: EngineConfig) -> torch.dtype:

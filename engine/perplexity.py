@@ -11,10 +11,11 @@ import torch
 from torch.nn import functional
 
 from engine.config import EngineConfig
+from engine.kernels.choice import choose_kernels
 from engine.kernels.interface import RaggedBatch
 from engine.kernels.native import NativeKernels, NativeModel
 from engine.kv_cache import CacheFormat, KvCache
-from engine.loading import cache_dtype, choose_kernels, compute_dtype
+from engine.loading import cache_dtype, compute_dtype
 from engine.model.build import Placement, load_decoder_weights
 from engine.model.decoder import Decoder
 from engine.model.families import read_model_config
@@ -33,7 +34,7 @@ class TextScorer:
         sizes = StepSizes(longest, longest, blocks_per_sequence=1)
         kernels = choose_kernels(config, dtype, device, sizes)
         weights = load_decoder_weights(folder, model, kernels, Placement(dtype, device, longest))
-        blocks = CacheFormat(config.block_size, cache_dtype(config, dtype))
+        blocks = CacheFormat(config.block_size, cache_dtype(config, dtype), kernels.cache_layout)
         cache = KvCache(model, num_blocks, blocks, device)
         self._buffers = StepBuffers(sizes, config.block_size, device)
         decoder = Decoder(weights, kernels, cache)

@@ -141,6 +141,14 @@ class StepSeconds:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphCost:
+    """For which numbers of rows steps were recorded, and the seconds it took."""
+
+    row_counts: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Capacity:
     """Room in the engine after its last change; free_blocks includes cached blocks nobody holds."""
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from engine.kv_cache import LayerCache
+from engine.kv_cache import CacheLayout, LayerCache
 from engine.model.config import Activation
 from engine.model.rope import RopeTable
 from engine.quantised import QuantisedWeight
@@ -76,10 +76,13 @@ class Linear:
 class Kernels(Protocol):
     """One implementation of all operations.
 
-    Residuals, norms and scores are float32, all other activations the model's type.
+    Residuals, norms and scores are float32, all other activations the model's type. Those a CUDA
+    graph can record read nothing back from the device.
     """
 
     name: str
+    cache_layout: CacheLayout
+    is_recordable: bool
 
     def pack(
         self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation | None

@@ -12,7 +12,7 @@ import torch
 
 from engine.kernels.interface import AttentionShape, Linear, Parts, RaggedBatch
 from engine.kernels.native_library import PackedWeight, Variant
-from engine.kv_cache import LayerCache
+from engine.kv_cache import CacheLayout, LayerCache
 from engine.model.config import Activation
 from engine.model.decoder import Decoder
 from engine.model.rope import RopeTable
@@ -40,6 +40,8 @@ class NativeKernels:
         num_threads: int,
     ) -> None:
         self.name = f"native {variant.name}"
+        self.cache_layout = CacheLayout.WORDS
+        self.is_recordable = False
         self._library = library
         self._dtype = dtype
         self._values_per_word = 4 // dtype.itemsize

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from engine.kernels.interface import AttentionShape, Linear, Parts, RaggedBatch
-from engine.kv_cache import LayerCache
+from engine.kv_cache import CacheLayout, LayerCache
 from engine.model.config import Activation, Scheme
 from engine.model.rope import RopeTable
 from engine.quantised import QuantisedWeight
@@ -24,6 +24,8 @@ class ReferenceKernels:
 
     def __init__(self, dtype: torch.dtype, *, is_packed: bool) -> None:
         self.name = "reference with oneDNN" if is_packed else "reference"
+        self.cache_layout = CacheLayout.WORDS  # any would do
+        self.is_recordable = False
         self._dtype = dtype
         self._is_packed = is_packed
 

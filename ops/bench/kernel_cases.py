@@ -62,14 +62,17 @@ class CaseMaker:
         for name, shape in SHAPES.items():
             for longest_chunk in (1, 12):
                 yield self.attention(f"attention, {name}, {longest_chunk}", shape, longest_chunk)
+            yield self.attention(f"attention, {name}, bytes", shape, 12, in_bytes=True)
         yield from self.rows()
         yield from self.products()
         yield from self.heads()
 
-    def attention(self, name: str, shape: AttentionShape, longest_chunk: int) -> KernelCase:
+    def attention(
+        self, name: str, shape: AttentionShape, longest_chunk: int, *, in_bytes: bool = False
+    ) -> KernelCase:
         """Turn, store and attend, with chunks of at most so many rows; one result of all three."""
         batch = self._batch(longest_chunk)
-        cache = self._cache(batch, shape)
+        cache = self._cache(batch, shape, torch.int8 if in_bytes else self._dtype)
         num_rows = len(batch.positions)
         qkv = self._matrix(num_rows, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
         angles = self._matrix(_LONGEST, shape.head_dim // 4, dtype=torch.float32)
@@ -77,13 +80,13 @@ class CaseMaker:
 
         def compute(kernels: Kernels) -> torch.Tensor:
             turned = qkv.clone()
-            written = LayerCache(cache.keys.clone(), cache.values.clone())
+            written = _copy(cache)
             kernels.rotate_and_store(turned, batch, rope, written, shape)
             attended = kernels.attend(turned, batch, written, shape)
-            stored = (part.nan_to_num(1.0).flatten() for part in (written.keys, written.values))
-            return torch.cat((turned.flatten(), attended.flatten(), *stored))
+            return torch.cat((turned.flatten(), attended.flatten(), *_written(written)))
 
-        return KernelCase(name, compute, self._tolerance)
+        tolerance = _TIE_TOLERANCE if in_bytes else None
+        return self._case(name, compute, tolerance)
 
     def rows(self) -> Iterator[KernelCase]:
         """Make cases of what is done to rows: embedding, norms and the additions beside them."""
@@ -226,12 +229,19 @@ class CaseMaker:
             sampled_rows=self._indices([0]),
         )
 
-    def _cache(self, batch: RaggedBatch, shape: AttentionShape) -> LayerCache:
+    def _cache(self, batch: RaggedBatch, shape: AttentionShape, dtype: torch.dtype) -> LayerCache:
         """Make a cache in rows with keys and values where the batch may look, NaN elsewhere."""
         head = (_num_cache_blocks(), shape.num_kv_heads)
         keys = (*head, 1, _BLOCK_SIZE, shape.head_dim)
         values = (*head, _BLOCK_SIZE, shape.head_dim, 1)
-        cache = LayerCache(self._poison(*keys), self._poison(*values))
+        if dtype is torch.int8:
+            full = (
+                torch.full(place, 127, dtype=dtype, device=self._device) for place in (keys, values)
+            )
+            scales = torch.full((*head, 2, _BLOCK_SIZE), float("nan"), device=self._device)
+            cache = LayerCache(*full, scales)
+        else:
+            cache = LayerCache(self._poison(*keys), self._poison(*values))
         rows, blocks = batch.row_starts.tolist(), batch.block_starts.tolist()
         slots = [
             _slot(batch.block_ids[blocks[index] :].tolist(), position)
@@ -251,6 +261,19 @@ class CaseMaker:
 
     def _poison(self, *shape: int) -> torch.Tensor:
         return torch.full(shape, float("nan"), dtype=self._dtype, device=self._device)
+
+
+def _copy(cache: LayerCache) -> LayerCache:
+    scales = None if cache.scales is None else cache.scales.clone()
+    return LayerCache(cache.keys.clone(), cache.values.clone(), scales)
+
+
+def _written(cache: LayerCache) -> list[torch.Tensor]:
+    """Return all that a cache holds as numbers of one size, poison as what it must stay."""
+    if cache.scales is None:
+        return [part.nan_to_num(1.0).flatten() for part in (cache.keys, cache.values)]
+    bytes_held = [part.flatten() / 127 for part in (cache.keys, cache.values)]
+    return [*bytes_held, cache.scales.nan_to_num(1.0).flatten()]
 
 
 def _num_cache_blocks() -> int:

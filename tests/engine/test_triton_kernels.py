@@ -47,6 +47,16 @@ def test_rotation_and_attention_agree_on_poisoned_caches(dtype, shape, longest_c
 
 
 @types
+@pytest.mark.parametrize(
+    "shape", [SHAPES["one-each"], SHAPES["window"]], ids=["one-each", "window"]
+)
+@few
+@seeds
+def test_attention_over_a_cache_of_bytes_agrees(dtype, shape, seed):
+    assert_agree(a_maker(dtype, seed).attention("bytes", shape, 12, in_bytes=True), dtype)
+
+
+@types
 @few
 @seeds
 def test_embeddings_and_norms_agree(dtype, seed):

@@ -41,10 +41,12 @@ def attend(
         batch.block_ids,
         cache.keys,
         cache.values,
+        qkv if cache.scales is None else cache.scales,
         out,
         num_sequences,
         shape.scale,
         shape.softcap or 0.0,
+        is_bytes=cache.scales is not None,
         has_softcap=shape.softcap is not None,
         window=shape.window or 0,
         block_size=cache.block_size,
@@ -70,10 +72,12 @@ def _attend(
     block_ids,
     keys,  # [N, G, B, D]
     values,  # [N, G, B, D]
+    scales,  # [N, G, 2, B]
     out,  # [T, H D]
     num_sequences,
     scale,
     softcap,
+    is_bytes: tl.constexpr,
     has_softcap: tl.constexpr,
     window: tl.constexpr,  # 0: all tokens
     block_size: tl.constexpr,
@@ -111,10 +115,7 @@ def _attend(
 
     position = context - num_rows + row  # of each lane
     end = tl.minimum(context, context - num_rows + skipped + rows_per_tile)
-    start = 0
-    if window > 0:  # nothing before is seen by the tile's first row
-        start = tl.maximum(context - num_rows + skipped - window + 1, 0)
-        start = start // token_tile * token_tile  # so that tiles do not depend on the chunk
+    start = _first_seen(context - num_rows + skipped, window, token_tile)
     highest = tl.full([lanes], float("-inf"), tl.float32)
     total = tl.zeros([lanes], tl.float32)
     attended = tl.zeros([lanes, head_tile], tl.float32)
@@ -122,31 +123,35 @@ def _attend(
         token = first_token + tl.arange(0, token_tile)
         is_token = token < end
         block = tl.load(blocks + token // block_size, mask=is_token, other=0).to(tl.int64)
-        cell = ((block * num_kv_heads + kv_head) * block_size + token % block_size) * head_dim
+        block_head = block * num_kv_heads + kv_head
+        place_in_block = token % block_size
+        cell = (block_head * block_size + place_in_block) * head_dim
+        key_scale = scales + block_head * 2 * block_size + place_in_block
         # Whatever lies in slots that are not the sequence's, it must not become a term.
-        key = tl.load(
-            keys + cell[None, :] + dimension[:, None],
-            mask=is_dimension[:, None] & is_token[None, :],
-            other=0.0,
-        )
-        score = tl.dot(queries, key, input_precision=precision) * scale  # [lanes, tokens]
+        is_key = is_dimension[:, None] & is_token[None, :]
+        key = tl.load(keys + cell[None, :] + dimension[:, None], mask=is_key, other=0)
+        score = tl.dot(queries, key.to(queries.dtype), input_precision=precision) * scale
+        if is_bytes:
+            score *= tl.load(key_scale, mask=is_token, other=0.0)[None, :]
         if has_softcap:
             score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)  # tanh
-        is_seen = _is_seen(token[None, :], position[:, None], window)
-        score = tl.where(is_seen & is_token[None, :], score, float("-inf"))
+        is_seen = is_token[None, :] & _is_seen(token[None, :], position[:, None], window)
+        score = tl.where(is_seen, score, float("-inf"))  # [lanes, tokens]
+
         new_highest = tl.maximum(highest, tl.max(score, 1))
         finite = tl.where(new_highest == float("-inf"), 0.0, new_highest)  # a lane may see nothing
         weight = tl.exp(score - finite[:, None])
         kept = tl.exp(highest - finite)
-        value = tl.load(
-            values + cell[:, None] + dimension[None, :],
-            mask=is_token[:, None] & is_dimension[None, :],
-            other=0.0,
-        )
-        attended = attended * kept[:, None]
-        attended += tl.dot(weight.to(value.dtype), value, input_precision=precision)
-        total = total * kept + tl.sum(weight, 1)
         highest = new_highest
+        total = total * kept + tl.sum(weight, 1)
+        if is_bytes:
+            weight *= tl.load(key_scale + block_size, mask=is_token, other=0.0)[None, :]
+        is_value = is_token[:, None] & is_dimension[None, :]
+        value = tl.load(values + cell[:, None] + dimension[None, :], mask=is_value, other=0)
+        product = tl.dot(
+            weight.to(queries.dtype), value.to(queries.dtype), input_precision=precision
+        )
+        attended = attended * kept[:, None] + product
     attended = attended / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(out + rows * query_width + place, attended.to(out.dtype.element_ty), mask=is_query)
 
@@ -167,7 +172,17 @@ def _sequence_of(tile, row_starts, num_sequences, rows_per_tile: tl.constexpr):
 
 
 @triton.jit
-def _is_seen(token, position, window: tl.constexpr):
+def _first_seen(position, window: tl.constexpr, token_tile: tl.constexpr):
+    """Return where the tile begins that holds the first token a position sees."""
+    first = 0
     if window > 0:
-        return (token <= position) & (token > position - window)
-    return token <= position
+        first = tl.maximum(position - window + 1, 0) // token_tile * token_tile
+    return first
+
+
+@triton.jit
+def _is_seen(token, position, window: tl.constexpr):
+    is_seen = token <= position
+    if window > 0:
+        is_seen &= token > position - window
+    return is_seen

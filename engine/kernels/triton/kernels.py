@@ -2,7 +2,7 @@
 
 Owns their order of execution in one respect: what a layer adds to the residual waits for the norm
 that comes next and is added in the same pass. Nothing outside reads a residual but through these
-operations. Expects a cache with whole rows (CacheLayout.ROWS). On a CPU the kernels run in Triton's
+operations. On a CPU the kernels run in Triton's
 interpreter, for tests; engine/kernels/choice.py decides where they run.
 """
 
@@ -16,7 +16,8 @@ from engine.kernels.triton.norms import norm_add, norm_parts, norm_rows, norm_sa
 from engine.kernels.triton.quantised import multiply_int4, multiply_int8
 from engine.kernels.triton.rotation import rotate_and_store
 from engine.kernels.triton.rows import embed_rows, gate_rows
-from engine.kv_cache import LayerCache
+from engine.kernels.triton.tiles import is_interpreted
+from engine.kv_cache import CacheLayout, LayerCache
 from engine.model.config import Activation
 from engine.model.rope import RopeTable
 from engine.quantised import QuantisedWeight
@@ -25,9 +26,10 @@ from engine.quantised import QuantisedWeight
 class TritonKernels:
     """Computes at once, on the device its tensors are on."""
 
-    name = "triton"
-
     def __init__(self, dtype: torch.dtype) -> None:
+        self.name = "triton, interpreted" if is_interpreted() else "triton"
+        self.cache_layout = CacheLayout.ROWS
+        self.is_recordable = not is_interpreted()
         self._dtype = dtype
         # The product that is still to be added to a residual, and that residual.
         self._owed: tuple[torch.Tensor, torch.Tensor] | None = None

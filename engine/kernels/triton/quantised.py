@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.interface import Linear
+from engine.kernels.triton.rounding import bytes_per_unit, rounded
 from engine.kernels.triton.tiles import dot_precision, row_tile
 
 _OUTPUT_TILE = 64
@@ -74,10 +75,7 @@ def _round_rows(x, whole, row_scales, width: tl.constexpr, tile: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * width + column
     row = tl.load(x + place, mask=is_column, other=0.0).to(tl.float32)
     largest = tl.max(tl.abs(row), 0)
-    inverse = 127.0 / tl.where(largest > 0, largest, float("inf"))
-    # Adding and taking away 1.5 * 2**23 rounds to the nearest whole number, to even between two.
-    rounded = (row * inverse + 12582912.0) - 12582912.0
-    tl.store(whole + place, rounded.to(tl.int8), mask=is_column)
+    tl.store(whole + place, rounded(row * bytes_per_unit(largest)), mask=is_column)
     tl.store(row_scales + tl.program_id(0), largest / 127.0)
 
 
