@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
+import structlog
 from flask import Flask
 
 from api.admin import AdminRoutes, set_up_admin
@@ -40,6 +41,7 @@ from api.tenant import tenant_blueprint
 from api.waiters import Waiters
 from api.webhook_metrics import WebhookBacklog
 from api.webhooks import WebhookRoutes, webhook_secret_blueprint
+from ops.logs import Event
 from ops.metrics import HttpMetrics, JobMetrics, QueueMetrics, StoreMetrics, new_registry
 from ops.settings import Settings
 from queueing import keys
@@ -52,6 +54,7 @@ from queueing.endpoints import EndpointStore
 from queueing.failpoints import Failpoints
 from queueing.files import FileStore
 from queueing.job_list import JobList
+from queueing.model_routes import ModelRoutes, RouteChange, RouteWatch
 from queueing.owners import Owners
 from queueing.queue import JobQueue, QueueLimits
 from queueing.served_model import ServedModels
@@ -121,7 +124,8 @@ def create_api(settings: Settings) -> Api:
         failpoints=Failpoints(settings.failpoint),
     )
     cards = [load_model_card(folder, settings.default_max_tokens) for folder in settings.models]
-    models = ServedModels(card.served for card in cards)
+    watch = RouteWatch(ModelRoutes(client, prefix=settings.key_prefix), _log_route)
+    models = ServedModels((card.served for card in cards), watch.used_for)
     switches = SwitchBoard(client, prefix=settings.key_prefix)
     drain = Drain(SwitchWatch(switches, log_flip))
     channels = [key.of(settings.key_prefix) for key in (keys.ENDED, keys.STREAMED)]
@@ -195,6 +199,15 @@ def _admin_app(
     set_up_admin(app, routes, admin_key, keyring)
     register_error_handlers(app, store)
     return app
+
+
+def _log_route(change: RouteChange) -> None:
+    structlog.stdlib.get_logger(__name__).info(
+        Event.SWITCH_FLIPPED,
+        switch=f"use_model {change.model}",
+        before=change.before,
+        now=change.now,
+    )
 
 
 def _webhook_secret(settings: Settings) -> WebhookSecret | None:

@@ -73,7 +73,8 @@ def parse_embedding_call(body: dict[str, Any]) -> EmbeddingCall:
 
 def size_embeddings(call: EmbeddingCall, models: ServedModels) -> tuple[SizedEmbedding, ...]:
     """Return what to queue, one for each input; raises RequestError for one that does not fit."""
-    model = models.find(call.model)
+    # Vectors of one model say nothing beside those of another.
+    model = models.find_itself(call.model)
     inputs = _inputs_of(call)
     names = ["input"] if len(inputs) == 1 else [f"input[{index}]" for index in range(len(inputs))]
     return tuple(

@@ -4,7 +4,7 @@ Owns the rule of the context: prompt and generated tokens together fit, or the c
 numbers. Loads nothing: whoever composes a process hands in the tokenizers of its model folders.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -139,8 +139,12 @@ class ServedModel:
 class ServedModels:
     """The models of this installation, by name; a name never becomes part of a path."""
 
-    def __init__(self, models: Iterable[ServedModel]) -> None:
+    def __init__(
+        self, models: Iterable[ServedModel], used_for: Callable[[str], str] = lambda name: name
+    ) -> None:
+        """Take which model is used for one that is asked for: by default, that one."""
         self._models = {model.name: model for model in models}
+        self._used_for = used_for
 
     @property
     def names(self) -> list[str]:
@@ -151,10 +155,19 @@ class ServedModels:
         """Return those of these names; None is all of them."""
         if names is None:
             return self
-        return ServedModels(model for model in self._models.values() if model.name in names)
+        chosen = (model for model in self._models.values() if model.name in names)
+        return ServedModels(chosen, self._used_for)
 
     def find(self, name: str | None) -> ServedModel:
-        """Return a model, without a name the only one; raises RequestError for any other."""
+        """Return the model to use for a name, without one for the only model.
+
+        One that is not among these is not used for another. Raises RequestError for any other name.
+        """
+        model = self.find_itself(name)
+        return self._models.get(self._used_for(model.name), model)
+
+    def find_itself(self, name: str | None) -> ServedModel:
+        """Return the model of this name and no other, whatever is used for it just now."""
         if name is None and len(self._models) == 1:
             return next(iter(self._models.values()))
         if name is None:

@@ -25,11 +25,25 @@ _LOOK_EVERY_S = 1.0
 class Switch(StrEnum):
     """What can be flipped."""
 
-    SHED_BULK = "shed_bulk"  # bulk jobs are refused, as a queue does that is four fifths full
-    SHED_STANDARD = "shed_standard"  # standard jobs are, too
-    DRAIN = "drain"  # no process takes or claims anything new; what runs is finished
-    MAX_TOKENS = "max_tokens"  # answers end after so many tokens, whatever was asked for
-    REUSE_ANSWERS = "reuse_answers"  # repeated prompts get the answer of the last so many seconds
+    SHED_BULK = "shed_bulk"
+    SHED_STANDARD = "shed_standard"
+    DRAIN = "drain"
+    MAX_TOKENS = "max_tokens"
+    REUSE_ANSWERS = "reuse_answers"
+
+    @property
+    def meaning(self) -> str:
+        """What it does while it is on, in words for operators."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    Switch.SHED_BULK: "bulk jobs are refused, as by a queue that is four fifths full",
+    Switch.SHED_STANDARD: "standard jobs are refused",
+    Switch.DRAIN: "no process takes or claims anything new; what runs is finished",
+    Switch.MAX_TOKENS: "answers end after so many tokens, whatever was asked for",
+    Switch.REUSE_ANSWERS: "repeated prompts get the answer of the last so many seconds",
+}
 
 
 @dataclass(frozen=True, slots=True)

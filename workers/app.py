@@ -27,6 +27,7 @@ from queueing.endpoints import EndpointStore
 from queueing.errors import StaleLease
 from queueing.files import FileStore
 from queueing.job import BATCH_QUEUE, JANITOR_QUEUE, WEBHOOK_QUEUE, Lease, task_of_queue
+from queueing.model_routes import ModelRoutes, RouteChange, RouteWatch
 from queueing.queue import JobQueue, QueueLimits
 from queueing.served_model import ServedModel, ServedModels
 from queueing.store import connect
@@ -103,7 +104,7 @@ def run_cpu_worker(settings: Settings, name: str | None = None) -> int:
     tick_limits = TickLimits(
         max_lines=settings.max_batch_lines, max_line_bytes=settings.max_body_bytes
     )
-    policy_of = _line_policies(settings, TenantStore(client, prefix=settings.key_prefix))
+    policy_of = _line_policies(settings, client)
     admission = Admission(client, prefix=settings.key_prefix)
     lines = BatchLines(files, batches, admission, policy_of, tick_limits)
     ticker = BatchTicker(jobs, batches, files, lines, BatchMetrics(registry), tick_limits)
@@ -155,9 +156,12 @@ def _deliverer(
     return WebhookDeliverer(jobs, http, receivers, metrics, RetrySchedule())
 
 
-def _line_policies(settings: Settings, tenants: TenantStore) -> Callable[[str], LinePolicy]:
+def _line_policies(settings: Settings, client: "redis.Redis") -> Callable[[str], LinePolicy]:
+    tenants = TenantStore(client, prefix=settings.key_prefix)
+    watch = RouteWatch(ModelRoutes(client, prefix=settings.key_prefix), _log_route)
     models = ServedModels(
-        _served_model(folder, settings.default_max_tokens) for folder in settings.models
+        (_served_model(folder, settings.default_max_tokens) for folder in settings.models),
+        watch.used_for,
     )
 
     def policy_of(name: str) -> LinePolicy:
@@ -165,6 +169,15 @@ def _line_policies(settings: Settings, tenants: TenantStore) -> Callable[[str], 
         return LinePolicy(tenant, models.among(tenant.models))
 
     return policy_of
+
+
+def _log_route(change: RouteChange) -> None:
+    structlog.stdlib.get_logger(__name__).info(
+        Event.SWITCH_FLIPPED,
+        switch=f"use_model {change.model}",
+        before=change.before,
+        now=change.now,
+    )
 
 
 def _served_model(folder: Path, default_max_tokens: int) -> ServedModel:
