@@ -217,8 +217,8 @@ class EngineMetrics:
         )
         self.model_info = Gauge(
             "promptmill_model_info",
-            "1, with what runs where; sha256 is the start of the model's digest.",
-            ("worker", "model", "version", "sha256"),
+            "1, with what the model runs on: kernels, and the types of activations and KV cache.",
+            ("worker", "model", "kernels", "dtype", "kv_dtype"),
             registry=registry,
         )
 

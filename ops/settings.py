@@ -150,6 +150,19 @@ class Settings(BaseSettings):
         description="Type of the KV cache; auto takes that of activations. int8 holds twice the"
         " tokens; block_size must then be a multiple of 16.",
     )
+    device: Literal["cpu", "cuda"] = Field(
+        default="cpu", description="What the engine computes on; of several GPUs, the first seen."
+    )
+    kernels: Literal["auto", "native", "triton", "reference"] = Field(
+        default="auto",
+        description="auto: the device's own where there are some (native on a CPU, triton on a"
+        " GPU), else the plain ones of reference.",
+    )
+    cuda_graphs: bool = Field(
+        default=True,
+        description="On a GPU, record decode steps at start and replay them; the log says what it"
+        " took.",
+    )
     engine_threads: int | None = Field(
         default=None, ge=1, description="Threads of the tensor library; all cores if unset."
     )

@@ -8,12 +8,13 @@ torch.
 import queue
 import secrets
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import redis
 from celery import Celery
 from prometheus_client import Gauge, start_http_server
 
+from engine.engine import EngineFacts
 from engine.grammar import Grammars
 from engine.sequence import Pooling
 from engine.tokenizer import Tokenizer
@@ -51,6 +52,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     digest: str
     pooling: Pooling = Pooling.MEAN
+    facts: EngineFacts = field(default_factory=EngineFacts)
 
 
 class EngineApp(Celery):
@@ -77,6 +79,7 @@ def serve(model: LoadedModel, settings: Settings, name: str | None = None) -> in
     )
     registry = new_registry()
     observer = EngineObserver(registry, model.name, worker, model.engine.capacity)
+    observer.loaded(model.facts)
     app = EngineApp("promptmill.engine", set_as_current=False)
     configure_celery(app, settings.redis_url, intake)
     consume_from(app, [generate_queue(model.name)])

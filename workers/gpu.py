@@ -5,8 +5,9 @@ import os
 from pathlib import Path
 
 import structlog
+import torch
 
-from engine.config import CacheType, ComputeType, EngineConfig
+from engine.config import CacheType, ComputeType, EngineConfig, KernelChoice
 from engine.loading import load_engine
 from engine.registry import load_manifest, verify
 from engine.sequence import SamplingParams, Sequence
@@ -26,8 +27,9 @@ def run_engine_worker(settings: Settings, folder: Path, name: str | None = None)
     verify(folder, manifest)
     tokenizer = Tokenizer.load(folder)
     engine = load_engine(folder, _engine_config(settings))
-    digest = f"{manifest.digest} {engine.facts.dtype} {engine.facts.kv_dtype}"
-    model = LoadedModel(manifest.name, engine, tokenizer, digest, manifest.pooling)
+    facts = engine.facts
+    digest = f"{manifest.digest} {facts.dtype} {facts.kv_dtype}"
+    model = LoadedModel(manifest.name, engine, tokenizer, digest, manifest.pooling, facts)
     _warm_up(model)
     gc.collect()
     gc.freeze()  # what a model is made of lives as long as the process: never look through it again
@@ -35,9 +37,11 @@ def run_engine_worker(settings: Settings, folder: Path, name: str | None = None)
         Event.MODEL_LOADED,
         model=model.name,
         num_blocks=engine.capacity().total_blocks,
-        kernels=engine.facts.kernels,
-        dtype=engine.facts.dtype,
-        kv_dtype=engine.facts.kv_dtype,
+        kernels=facts.kernels,
+        dtype=facts.dtype,
+        kv_dtype=facts.kv_dtype,
+        num_graphs=0 if facts.graphs is None else len(facts.graphs.row_counts),
+        graphs_s=0.0 if facts.graphs is None else round(facts.graphs.seconds, 3),
     )
     return serve(model, settings, name)
 
@@ -46,17 +50,23 @@ def _engine_config(settings: Settings) -> EngineConfig:
     return EngineConfig(
         block_size=settings.block_size,
         num_blocks=settings.kv_blocks,
-        memory_budget_bytes=round(settings.memory_fraction * _available_bytes()),
+        memory_budget_bytes=round(settings.memory_fraction * _available_bytes(settings.device)),
         max_sequences=settings.slots,
         max_step_tokens=settings.step_tokens,
         dtype=ComputeType(settings.dtype),
         kv_dtype=CacheType(settings.kv_dtype),
+        device=settings.device,
+        kernels=KernelChoice(settings.kernels),
+        graphs=settings.cuda_graphs,
         num_threads=settings.engine_threads,
     )
 
 
-def _available_bytes() -> int:
+def _available_bytes(device: str) -> int:
     """Return the memory that can be had; on Linux the page cache counts, since it gives way."""
+    if device == "cuda":
+        free_bytes, _ = torch.cuda.mem_get_info()
+        return free_bytes
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():

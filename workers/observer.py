@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
+from engine.engine import EngineFacts
 from engine.plan import Capacity, StepOutput
 from ops.metrics import EngineMetrics, JobMetrics
 from queueing.job import JobKind, JobResult, JobState, Priority
@@ -36,6 +37,11 @@ class EngineObserver:
         }
         self._prompt_tokens = self._engine.request_prompt_tokens.labels(model)
         self._generation_tokens = self._engine.request_generation_tokens.labels(model)
+
+    def loaded(self, facts: EngineFacts) -> None:
+        """Say what the model runs on."""
+        info = {"kernels": facts.kernels, "dtype": facts.dtype, "kv_dtype": facts.kv_dtype}
+        self._engine.model_info.labels(**self._gauges, **info).set(1)
 
     def ready(self, *, is_ready: bool) -> None:
         """Say whether the worker takes jobs."""

@@ -115,13 +115,14 @@ def _attend(
 
     position = context - num_rows + row  # of each lane
     end = tl.minimum(context, context - num_rows + skipped + rows_per_tile)
-    start = _first_seen(context - num_rows + skipped, window, token_tile)
+    begin = _first_seen(context - num_rows + skipped, window)
+    start = begin // token_tile * token_tile  # so that tiles do not depend on the chunk
     highest = tl.full([lanes], float("-inf"), tl.float32)
     total = tl.zeros([lanes], tl.float32)
     attended = tl.zeros([lanes, head_tile], tl.float32)
     for first_token in range(start, end, token_tile):
         token = first_token + tl.arange(0, token_tile)
-        is_token = token < end
+        is_token = (token >= begin) & (token < end)
         block = tl.load(blocks + token // block_size, mask=is_token, other=0).to(tl.int64)
         block_head = block * num_kv_heads + kv_head
         place_in_block = token % block_size
@@ -172,11 +173,11 @@ def _sequence_of(tile, row_starts, num_sequences, rows_per_tile: tl.constexpr):
 
 
 @triton.jit
-def _first_seen(position, window: tl.constexpr, token_tile: tl.constexpr):
-    """Return where the tile begins that holds the first token a position sees."""
-    first = 0
+def _first_seen(position, window: tl.constexpr):
+    """Return the first token that a position sees; the block of one before it may be another's."""
+    first = position * 0
     if window > 0:
-        first = tl.maximum(position - window + 1, 0) // token_tile * token_tile
+        first = tl.maximum(position - window + 1, 0)
     return first
 
 
