@@ -4,10 +4,11 @@ The broker URL stays redis://. An app that consumes jobs has our transport behin
 one that only controls or watches (Flower, which accepts no other scheme) keeps the stock one.
 """
 
+import gc
 from typing import Any
 
 from celery import Celery
-from celery.signals import setup_logging
+from celery.signals import setup_logging, worker_ready
 from kombu import Exchange, Queue
 
 from queueing.job import is_job_queue
@@ -45,6 +46,7 @@ def configure_celery(app: Celery, redis_url: str, intake: Intake | None = None) 
     if intake is not None:
         app.events_cls = GatheredEvents  # type: ignore[assignment]  # Celery takes a class as well
         app.conf.update(broker_transport=TRANSPORT, broker_transport_options={"intake": intake})
+        worker_ready.connect(_spare_what_stays)
     setup_logging.connect(_keep_our_logging)
 
 
@@ -70,3 +72,12 @@ def worker_options(name: str, slots: int) -> dict[str, Any]:
 
 def _keep_our_logging(**_signal: Any) -> None:
     """Be connected: Celery then leaves logging alone."""
+
+
+def _spare_what_stays(**_signal: Any) -> None:
+    """Keep the garbage collector from what is there when a worker is ready, for it stays: going
+    through it again and again was a fifth of what a job that does nothing cost.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000)
