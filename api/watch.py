@@ -57,13 +57,14 @@ class Place:
         """
         end_s = monotonic() + longest_s
         while (left_s := end_s - monotonic()) > 0:
-            if self._waiter.wait(min(left_s, _GLANCE_S)):
-                return True
+            # Before the wait: where news comes thick and fast, there is no end to it.
             self._caller.check_presence()
-            if self._waiters.are_closed:
-                raise DrainingError
             if self._until_s is not None and monotonic() > self._until_s:
                 raise WaitOver
+            if self._waiter.wait(min(left_s, _GLANCE_S)):
+                return True
+            if self._waiters.are_closed:
+                raise DrainingError
         return False
 
     def give_back(self) -> None:

@@ -48,14 +48,14 @@ def since(live):
 
 
 @pytest.fixture
-def ask(live):
+def send(live):
     """Return a way to send a request by hand, and the connection it went over."""
     connections: list[socket.socket] = []
 
-    def send(**changes):
-        body = json.dumps({**LONG, **changes}).encode()
+    def send(path, fields):
+        body = json.dumps(fields).encode()
         head = (
-            "POST /v1/chat/completions HTTP/1.1\r\nHost: api\r\nContent-Type: application/json\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: api\r\nContent-Type: application/json\r\n"
             f"Authorization: Bearer {API_KEY}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         connection = socket.create_connection(("127.0.0.1", live.api.port))
@@ -66,6 +66,12 @@ def ask(live):
     yield send
     for connection in connections:
         connection.close()
+
+
+@pytest.fixture
+def ask(send):
+    """Return a way to ask for a long chat by hand."""
+    return lambda **changes: send("/v1/chat/completions", {**LONG, **changes})
 
 
 def end_workers(live):
@@ -85,6 +91,21 @@ def test_a_caller_who_leaves_cancels_his_job(live, ask, since, stream):
     connection.close()
 
     live.cluster.wait_until(lambda: since(JobState.CANCELLED) == 1, limit_s=2)
+    is_running(live, 0)
+
+
+def test_a_caller_who_leaves_cancels_all_inputs_that_are_not_embedded(live, send, since):
+    num_inputs = 200
+    texts = ["x" * 4_000] * num_inputs
+
+    connection = send("/v1/embeddings", {"model": MODEL, "input": texts})
+    live.cluster.wait_until(lambda: since("claimed") > 0)
+    connection.close()
+
+    live.cluster.wait_until(
+        lambda: since(JobState.CANCELLED) + since(JobState.COMPLETED) == num_inputs, limit_s=5
+    )
+    assert since(JobState.CANCELLED) > num_inputs / 2
     is_running(live, 0)
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fake_engine import as_prompt, expected_text
+from tests.support.fake_engine import as_prompt, byte_tokenizer, expected_text, expected_vector
 from tests.support.jobs import MODEL
 from tests.support.live_stack import API_KEY
 from tests.support.load import amount
 
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "client_calls.py"
 NEWEST, OLDEST = "newest", "1.93.0"
+ids_of = byte_tokenizer().encode
 ANSWER = expected_text(as_prompt({"role": "user", "content": "hello"}), 12)
 
 
@@ -47,6 +48,7 @@ def test_every_call_comes_to_what_it_should(live, python):
         "chat": ANSWER,
         "chat stream": ANSWER,
         "completion": expected_text("hello", 12),
+        "embeddings": [expected_vector(ids_of(text)).tolist() for text in ("hello", "you")],
         "response": ANSWER,
         "response logprobs": [[[letter, 2] for letter in ANSWER], [*ANSWER], [*ANSWER]],
         "response stream": ANSWER,

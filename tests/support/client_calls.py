@@ -29,6 +29,10 @@ def main(url: str, key: str, model: str) -> dict[str, object]:
         "completion": client.completions.create(**asked, prompt="hello", max_tokens=12)
         .choices[0]
         .text,
+        "embeddings": [
+            one.embedding
+            for one in client.embeddings.create(model=model, input=["hello", "you"]).data
+        ],
         "response": client.responses.create(**response).output_text,
         "response logprobs": _logprobs(client, response),
         "response stream": _deltas(client.responses.create(**response, stream=True)),
