@@ -318,17 +318,16 @@ class Transport(stock.Transport):
         super().register_with_event_loop(connection, loop)
 
 
+_NOTHING_FOLLOWS = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+_NOTHING_FOLLOWS_JSON = json.dumps(_NOTHING_FOLLOWS)
+
+
 def _message(claim: Claim) -> dict[str, Any]:
     """Build a task message of Celery's protocol 2; its only argument is the job's id."""
     lease = claim.lease
-    arguments = [
-        [lease.job_id],
-        {},
-        {"callbacks": None, "errbacks": None, "chain": None, "chord": None},
-    ]
     return {
-        "arguments": arguments,
-        "body": json.dumps(arguments),
+        "arguments": [[lease.job_id], {}, dict(_NOTHING_FOLLOWS)],
+        "body": f"[[{json.dumps(lease.job_id)}], {{}}, {_NOTHING_FOLLOWS_JSON}]",
         "content-encoding": "utf-8",
         "content-type": "application/json",
         "headers": {
