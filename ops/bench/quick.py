@@ -2,13 +2,13 @@
 
 from ops.bench.bench import Bench, Row
 from ops.bench.equality import count_equal
-from ops.bench.peers import ours, transformers_alone
+from ops.bench.peers import ours, ours_int8, transformers_alone
 from ops.bench.tables import COMPARISON_HEAD, comparison_cells, table
 
 
 def quick_section(bench: Bench, dtype: str, repeats: int, *, with_transformers: bool) -> str:
     """Measure; return the table, the ratios and the shares."""
-    contenders = [ours(dtype), ours(dtype, in_flight=1)]
+    contenders = [ours(dtype), ours(dtype, in_flight=1), ours_int8()]
     if with_transformers:
         contenders.append(transformers_alone(dtype))
     rows = bench.compare(contenders, repeats)
@@ -17,7 +17,7 @@ def quick_section(bench: Bench, dtype: str, repeats: int, *, with_transformers: 
     return "\n\n".join(
         [
             table(COMPARISON_HEAD, map(comparison_cells, rows)),
-            "\n".join(f"- {line}" for line in _ratios(rows)),
+            "\n".join(f"- {line}" for line in [*_ratios(rows), *_ceilings(bench, dtype, rows)]),
             f"Where a step's time goes, 32 in flight, kernels {measured['kernels']}:",
             table(
                 ["part", "share"],
@@ -28,11 +28,12 @@ def quick_section(bench: Bench, dtype: str, repeats: int, *, with_transformers: 
 
 
 def _ratios(rows: list[Row]) -> list[str]:
-    batched, alone, *others = rows
+    batched, alone, int8, *others = rows
     answers = batched.typical.outcome.answers
     equal = count_equal(answers, alone.typical.outcome.answers)
     lines = [
         f"32 in flight over one: {batched.output_rate / alone.output_rate:.2f}",
+        f"32 in flight with int8 weights over one: {int8.output_rate / alone.output_rate:.2f}",
         f"answers equal alone and in a batch: {equal} of {len(answers)}",
     ]
     for theirs in others:
@@ -44,3 +45,17 @@ def _ratios(rows: list[Row]) -> list[str]:
             f"answers equal to transformers' (every fourth request): {equal} of {len(reference)}",
         ]
     return lines
+
+
+def _ceilings(bench: Bench, dtype: str, rows: list[Row]) -> list[str]:
+    """Say how much of what the machine allows was reached."""
+    found = bench.measure_ours("ceilings", {"dtype": dtype}, bench.requests, in_flight=1)
+    batched, alone, *_ = rows
+    best_alone, best_batched = found["alone"], found["batched"]
+    return [
+        f"one reaches {alone.output_rate / best_alone:.0%} of the {best_alone:.0f} tok/s that"
+        f" reading all weights for each token at {found['read_rate'] / 1e9:.0f} GB/s allows",
+        f"32 in flight reach {batched.output_rate / best_batched:.0%} of the {best_batched:.0f}"
+        f" tok/s that {found['product_rate'] / 1e9:.0f} GFLOP/s of matrix products allow;"
+        f" at these limits 32 would be {best_batched / best_alone:.1f} times one",
+    ]

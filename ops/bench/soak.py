@@ -17,8 +17,8 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.loading import load_engine
 from engine.sequence import SamplingParams, Sequence
+from ops.bench.random_model import TINY, write_random_model
 from ops.bench.task import Task, run_task
-from ops.bench.tiny_model import VOCAB_SIZE, write_tiny_model
 
 _NUM_BLOCKS = 64
 _MAX_IN_ENGINE = 48
@@ -40,7 +40,7 @@ class MemoryTrace:
 def measure(task: Task) -> MemoryTrace:
     """Load a tiny model, then run all requests."""
     with tempfile.TemporaryDirectory() as folder:
-        write_tiny_model(Path(folder))
+        write_random_model(Path(folder), TINY)
         config = EngineConfig(num_blocks=_NUM_BLOCKS, max_sequences=16, max_step_tokens=64)
         engine = load_engine(Path(folder), config)
     return _run(engine, int(task.settings["num_requests"]), int(task.settings["seed"]))
@@ -85,7 +85,7 @@ def _random_sequence(draw: random.Random, id: str, beginnings: list[list[int]]) 
 
 
 def _random_ids(draw: random.Random, num_tokens: int) -> list[int]:
-    return [draw.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
+    return [draw.randrange(TINY.vocab_size) for _ in range(num_tokens)]
 
 
 if __name__ == "__main__":
