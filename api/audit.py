@@ -37,10 +37,11 @@ def audit_ids(app: Flask, owners: Owners) -> None:
 def _sought_ids(response: Response) -> Iterator[str]:
     """Return the ids that a refused request named: where the error says, else in its path."""
     param = response.get_json()["error"]["param"]
+    sought: list[object]
     if param is None:
-        sought = (request.view_args or {}).values()
+        sought = [*(request.view_args or {}).values()]
     else:
-        sought = (request.args.get(param), g.get("fields", {}).get(param))
+        sought = [request.args.get(param), g.get("fields", {}).get(param)]
     return (one for one in sought if isinstance(one, str) and _ID.fullmatch(one))
 
 

@@ -90,6 +90,19 @@ def test_every_admin_route_asks_for_the_key(managed):
     assert {answer.status_code for answer in answers} == {401}
 
 
+def test_no_admin_route_takes_a_users_key(managed):
+    client = managed.admin.test_client()
+    headers = {"Authorization": "Bearer pm_test-key"}
+    answers = [
+        client.open(rule.rule.replace("<tenant_name:name>", "acme"), method=method, headers=headers)
+        for rule in managed.admin.url_map.iter_rules()
+        for method in rule.methods - {"HEAD", "OPTIONS"}
+    ]
+
+    assert len(answers) > 10
+    assert {answer.status_code for answer in answers} == {403}
+
+
 def test_queues_are_told_as_they_are(admin, user, queue):
     user.post("/v1/jobs", json={"prompt": "a", "priority": "bulk"})
     user.post("/v1/jobs", json={"prompt": "a"})

@@ -92,6 +92,22 @@ def test_what_cannot_be_a_key_costs_the_store_nothing(ask, api):
     assert api.client.info("stats")["total_commands_processed"] - before <= 2
 
 
+def test_keys_are_compared_by_digests_of_one_length_in_constant_time(ask, monkeypatch):
+    compared = []
+    monkeypatch.setattr(
+        "hmac.compare_digest", lambda *sides: compared.append(sides) or sides[0] == sides[1]
+    )
+    near_misses = [API_KEY[:length] + "x" for length in range(len(API_KEY))]
+
+    statuses = {
+        ask(key, f"198.51.100.{number}").status_code for number, key in enumerate(near_misses)
+    }
+
+    assert statuses == {401}
+    assert len(compared) >= len(near_misses)
+    assert {len(side) for sides in compared for side in sides} == {64}
+
+
 @pytest.mark.parametrize("name", ["api_key", "key", "token", "access_token", "authorization"])
 def test_a_key_in_the_address_is_no_key(api, name):
     answer = api.app.test_client().get(f"/v1/models?{name}={API_KEY}")

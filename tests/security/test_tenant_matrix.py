@@ -91,6 +91,19 @@ def call(client, method, path, operation, ids):
     return client.open(path.format(**ids), method=method, json=body, buffered=True)
 
 
+def cost_of(api, act):
+    """Count the commands that the store runs for an act, those of scripts included."""
+
+    def num_calls():
+        stats = api.client.info("commandstats")
+        return {name: told["calls"] for name, told in stats.items() if name != "cmdstat_info"}
+
+    before = num_calls()
+    act()
+    after = num_calls()
+    return {name: calls - before.get(name, 0) for name, calls in after.items()}
+
+
 def unknown(ids):
     return {name: one[: -len(encode_base62(0))] + encode_base62(7) for name, one in ids.items()}
 
@@ -116,6 +129,20 @@ def test_anothers_object_is_as_one_that_does_not_exist(owned, stranger, method, 
     assert (theirs.status_code, nobodys.status_code) == (404, 404)
     assert theirs.json["error"] == nobodys.json["error"]
     assert set(theirs.headers.keys()) == set(nobodys.headers.keys())
+
+
+@matrix(BY_ID)
+def test_anothers_object_costs_the_store_what_an_unknown_one_does(
+    api, owned, stranger, method, path, operation
+):
+    call(stranger, method, path, operation, unknown(owned))  # what is only done once, is done
+
+    costs = [
+        cost_of(api, lambda ids=ids: call(stranger, method, path, operation, ids))
+        for ids in (owned, unknown(owned))
+    ]
+
+    assert costs[0] == costs[1]
 
 
 @matrix(BY_ID)

@@ -7,6 +7,7 @@ from queueing.endpoints import Endpoint, EndpointForm, EventType
 from queueing.errors import FailureCode
 from queueing.job import DEFAULT_TENANT, JobError, JobState
 from queueing.pages import PageQuery
+from queueing.store import connect
 from tests.support.deliveries import DeliveryBench
 from tests.support.receiver import answers, answers_in_turn, receiver
 from workers.webhooks import STANDARD_SCHEDULE_S
@@ -17,6 +18,19 @@ TYPES = (EventType.JOB_COMPLETED,)
 def only_delivery(bench: DeliveryBench, endpoint: Endpoint) -> DeliveryRecord:
     (record,) = bench.log.page(endpoint.id, PageQuery(limit=10)).items
     return record
+
+
+def everything_in(url: str) -> str:
+    """Return all that the store holds, as text."""
+    with connect(url) as client:
+        readers = {
+            "string": client.get,
+            "hash": client.hgetall,
+            "list": lambda key: client.lrange(key, 0, -1),
+            "set": client.smembers,
+            "zset": lambda key: client.zrange(key, 0, -1),
+        }
+        return str([readers[client.type(key)](key) for key in client.scan_iter()])
 
 
 @pytest.mark.fault("F25")
@@ -76,6 +90,22 @@ def test_what_waits_goes_to_the_url_the_endpoint_has_now(redis_url):
 
         assert after.take(1)
         assert before.arrivals.empty()
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_what_a_receiver_answers_is_kept_and_told_nowhere(redis_url, capsys, status):
+    marker = b"internal-page-4711"
+    with receiver(answers(status, body=marker, x_internal="internal-page-4711")) as server:
+        bench = DeliveryBench(redis_url, [server.port])
+        endpoint = bench.register(server.url(), EventType.JOB_COMPLETED)
+        bench.end_a_job()
+
+        bench.deliver_due()
+
+    (told,) = bench.log.page(endpoint.id, PageQuery(limit=9)).items
+    kept = everything_in(redis_url)
+    assert [attempt.status for attempt in told.attempts] == [status]
+    assert marker.decode() not in kept + str(told) + capsys.readouterr().out
 
 
 def test_what_waits_for_a_deleted_endpoint_is_given_up(redis_url):
