@@ -34,16 +34,18 @@ class QueueScrape:
                 self._set(model)
         except StoreUnavailable as error:
             self._store.errors.labels(kind=error.kind).inc()
-            for gauge in (self._gauges.depth, self._gauges.oldest_age_seconds, self._gauges.leased):
-                gauge.clear()
+            self._gauges.clear()
 
     def _set(self, model: str) -> None:
-        depth = self._queue.depth(generate_queue(model))
+        queue = generate_queue(model)
+        depth, pressure = self._queue.depth(queue), self._queue.pressure(queue)
         for priority, num_jobs in depth.ready.items():
             self._gauges.depth.labels(model=model, priority=priority.value).set(num_jobs)
         for priority, age_s in depth.oldest_age_s.items():
             self._gauges.oldest_age_seconds.labels(model=model, priority=priority.value).set(age_s)
         self._gauges.leased.labels(model=model).set(depth.leased)
+        self._gauges.fill_ratio.labels(model=model).set(pressure.fill)
+        self._gauges.pressure_level.labels(model=model).set(pressure.level)
 
 
 class QueueTotals(Collector):

@@ -138,15 +138,32 @@ class QueueMetrics:
             ("model", "priority"),
             registry=registry,
         )
-        self.capacity = Gauge(
-            "promptmill_queue_capacity",
-            "Jobs that may wait before the queue is full.",
+        self.fill_ratio = Gauge(
+            "promptmill_queue_fill_ratio",
+            "How full the queue is, of jobs or of bytes, whichever is more; 1 is full.",
+            ("model",),
+            registry=registry,
+        )
+        self.pressure_level = Gauge(
+            "promptmill_queue_pressure_level",
+            "0, or 1 from 60% on, 2 while bulk is shed, 3 while standard is too, 4 full.",
             ("model",),
             registry=registry,
         )
         self.leased = Gauge(
             "promptmill_jobs_leased", "Jobs that a worker holds.", ("model",), registry=registry
         )
+
+    def clear(self) -> None:
+        """Tell nothing: nothing is known."""
+        for gauge in (
+            self.depth,
+            self.oldest_age_seconds,
+            self.fill_ratio,
+            self.pressure_level,
+            self.leased,
+        ):
+            gauge.clear()
 
 
 class EngineMetrics:

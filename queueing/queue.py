@@ -70,6 +70,18 @@ class QueueDepth:
 
 
 @dataclass(frozen=True, slots=True)
+class QueuePressure:
+    """How full a queue is, 0 to 1, of jobs or of bytes, and what it does about that.
+
+    `level` is 0 for nothing, 1 while it warns (from 60% on), 2 while it sheds bulk (80%), 3 while
+    it sheds standard too (95%), 4 while it is full. A level is left 5% below where it is entered.
+    """
+
+    fill: float
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimCall:
     """A worker's side of one claim: how many claims it holds, and an id that a repeat of the call
     has too.
@@ -112,6 +124,7 @@ class JobQueue:
         self._erase = Script(client, "erase", prefix, allow_oom=True)
         self._expire = Script(client, "expire", prefix, allow_oom=True)
         self._reap = Script(client, "reap", prefix, allow_oom=True)
+        self._pressure = Script(client, "pressure", prefix, allow_oom=True)
 
     def enqueue(self, job: Job, idempotency: Idempotency | None = None) -> Enqueued:
         """Accept a job, or return the one that already stands for the request.
@@ -218,6 +231,11 @@ class JobQueue:
     def reap(self, queue: str, limit: int = 256) -> int:
         """Take back jobs whose lease ran out; return how many."""
         return int(self._reap(*self._head(), queue, limit))
+
+    def pressure(self, queue: str) -> QueuePressure:
+        """Return how full a queue is, by its limits here, and what it does about that."""
+        fill, level = self._pressure(*self._head(), queue)
+        return QueuePressure(float(fill), int(level))
 
     def get(self, job_id: str, tenant: str) -> JobRecord | None:
         """Return what is known of a job; None for an unknown id and for another tenant's."""

@@ -38,6 +38,37 @@ local function num_queued(queue)
   return total
 end
 
+-- How full the queue is, of jobs or of bytes, decides what it still admits. A level is left only some way below where
+-- it was entered, so that a queue at the border does not flutter.
+local LEVELS = { { at = 0.6, name = 'warn' }, { at = 0.8, name = 'bulk' }, { at = 0.95, name = 'standard' },
+  { at = 1.0, name = 'full' } }
+local HYSTERESIS = 0.05
+
+-- Read once a call, then kept up as jobs are accepted.
+local loads = {}
+local function load_of(queue)
+  if not loads[queue] then
+    local load = redis.call('HMGET', load_key(queue), 'bytes', 'pressure')
+    loads[queue] = { jobs = num_queued(queue), bytes = tonumber(load[1] or '0'), level = tonumber(load[2] or '0') }
+  end
+  return loads[queue]
+end
+
+local function fill_of(queue)
+  local load = load_of(queue)
+  return math.max(load.jobs / LIMITS.max_queued_jobs, load.bytes / LIMITS.max_queued_bytes)
+end
+
+local function pressure(queue)
+  local load, fill, now = load_of(queue), fill_of(queue), 0
+  for level, border in ipairs(LEVELS) do
+    if fill >= border.at or (level <= load.level and fill > border.at - HYSTERESIS) then now = level end
+  end
+  if now ~= load.level then redis.call('HSET', load_key(queue), 'pressure', now) end
+  load.level = now
+  return now
+end
+
 -- Bytes that a live job keeps from others: its request, and room for its record and result.
 local RECORD_BYTES = 2048
 local BYTES_PER_TOKEN = 8

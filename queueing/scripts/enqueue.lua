@@ -28,33 +28,6 @@ local function is_of_a_lost_tick(job)
   return not ticks[tick]
 end
 
--- How full the queue is, of jobs or of bytes, decides what it still admits. A level is left only some way below where
--- it was entered, so that a queue at the border does not flutter.
-local LEVELS = { { at = 0.6, name = 'warn' }, { at = 0.8, name = 'bulk' }, { at = 0.95, name = 'standard' },
-  { at = 1.0, name = 'full' } }
-local HYSTERESIS = 0.05
-
--- Read once a call, then kept up as jobs are accepted.
-local loads = {}
-local function load_of(queue)
-  if not loads[queue] then
-    local load = redis.call('HMGET', load_key(queue), 'bytes', 'pressure')
-    loads[queue] = { jobs = num_queued(queue), bytes = tonumber(load[1] or '0'), level = tonumber(load[2] or '0') }
-  end
-  return loads[queue]
-end
-
-local function pressure(queue)
-  local load, now = load_of(queue), 0
-  local fill = math.max(load.jobs / LIMITS.max_queued_jobs, load.bytes / LIMITS.max_queued_bytes)
-  for level, border in ipairs(LEVELS) do
-    if fill >= border.at or (level <= load.level and fill > border.at - HYSTERESIS) then now = level end
-  end
-  if now ~= load.level then redis.call('HSET', load_key(queue), 'pressure', now) end
-  load.level = now
-  return now
-end
-
 -- The share of what is offered that is taken follows the waits: once a second less of it while their 95th percentile is
 -- above 1.5 times the target, more while it is below 0.8 times. A job that nobody claims counts by its age.
 local function oldest_wait_ms(queue)

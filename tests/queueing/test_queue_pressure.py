@@ -2,6 +2,7 @@ import pytest
 
 from queueing.errors import FailureCode, QueueFull, QueueShed, RequestError
 from queueing.job import JobKind, Priority
+from queueing.queue import QueuePressure
 from tests.support.jobs import QUEUE, a_job, claim_one, enqueue, finish
 
 
@@ -173,3 +174,24 @@ def test_less_urgent_work_does_not_stand_in_the_way_of_a_deadline(queue, clock):
     urgent = a_job(cost=10, deadline_s=10.0, must_meet_deadline=True, priority=Priority.REALTIME)
 
     assert queue.enqueue(urgent).created
+
+
+def test_how_full_it_is_and_what_it_does_about_that_can_be_asked(queue):
+    fill(queue, 60)
+    at_sixty = queue.pressure(QUEUE)
+
+    drain(queue, 4)
+    a_little_below = queue.pressure(QUEUE)
+    drain(queue, 2)
+
+    assert at_sixty == QueuePressure(fill=0.6, level=1)
+    assert a_little_below == QueuePressure(fill=0.56, level=1)
+    assert queue.pressure(QUEUE) == QueuePressure(fill=0.54, level=0)
+
+
+def test_bytes_can_fill_it_too(make_queue):
+    queue = make_queue(max_queued_jobs=100, max_queued_bytes=10_000)
+    fill(queue, 3)
+
+    assert queue.pressure(QUEUE).fill == pytest.approx(0.63, abs=0.03)
+    assert queue.pressure(QUEUE).level == 1
