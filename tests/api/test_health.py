@@ -43,6 +43,8 @@ def test_metrics_tell_the_queues_as_they_are(client, queue):
     assert told["promptmill_queue_depth", "bulk", "tiny"] == 1
     assert told["promptmill_queue_depth", "standard", "tiny"] == 0
     assert told["promptmill_jobs_leased", "tiny"] == 1
+    assert 0 < told["promptmill_queue_fill_ratio", "tiny"] < 0.01
+    assert told["promptmill_queue_pressure_level", "tiny"] == 0
     assert told["promptmill_queue_jobs_total", "submitted", "tiny"] == 3
     assert told["promptmill_queue_jobs_total", "completed", "tiny"] == 1
     assert told["promptmill_jobs_submitted_total", "jobs", "standard", "tiny"] == 2
