@@ -111,6 +111,17 @@ def test_every_alert_says_how_grave_it_is_and_what_to_do(rule):
     assert section in sections
 
 
+@pytest.mark.parametrize("alert", RULES)
+def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_is_quiet(alert):
+    # Prometheus's own tool runs them: see the file.
+    written = yaml.safe_load((Path(__file__).with_name("alert_cases.yml")).read_text())
+    cases = [case for test in written["tests"] for case in test["alert_rule_test"]]
+
+    fires = {bool(case["exp_alerts"]) for case in cases if case["alertname"] == alert}
+
+    assert fires == {True, False}
+
+
 def test_the_runbook_has_no_section_without_an_alert():
     headings = re.findall(r"^## (.+)$", (REPOSITORY / "docs" / "runbook.md").read_text(), re.M)
 
