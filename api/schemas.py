@@ -174,11 +174,13 @@ class JobObject(BaseModel):
 
 def size_job(body: JobBody, models: ServedModels) -> SizedRequest | SizedEmbedding:
     """Return what to queue; raises RequestError for an unknown model and a prompt too long."""
-    model = models.find(body.model)
     if body.input is not None:
+        # Vectors of one model say nothing beside those of another.
+        model = models.find_itself(body.model)
         num_tokens = model.count_prompt(body.input, "input")
         model.check_fits(num_tokens, "input")
         return SizedEmbedding(EmbedRequest(model.name, prompt=body.input), num_tokens)
+    model = models.find(body.model)
     messages = None if body.messages is None else plain_messages(body.messages)
     if messages is not None:
         num_prompt_tokens = model.count_chat(messages)

@@ -12,9 +12,10 @@ from typing import Any
 from queueing.job import JobRecord, JobResult
 from queueing.openai_chat import chat_completion, parse_chat_line, size_chat
 from queueing.openai_completion import parse_completion_line, size_completion, text_completion
+from queueing.openai_embedding import embedding_line, parse_embedding_call, size_embedding_line
 from queueing.openai_response import parse_response_line, response_object, size_response
-from queueing.served_model import ServedModels, SizedRequest
-from queueing.wire import GenerateRequest
+from queueing.served_model import ServedModels, SizedEmbedding, SizedRequest
+from queueing.wire import decode_embed_request, decode_request
 
 Json = dict[str, Any]  # a body; its endpoint knows what is in it
 
@@ -23,17 +24,19 @@ Json = dict[str, Any]  # a body; its endpoint knows what is in it
 class LineCall:
     """What a line asks for, and what travels with its job for the answer."""
 
-    sized: SizedRequest
+    sized: SizedRequest | SizedEmbedding
     metadata: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedLine:
-    """A line's job that completed. `read_request` fetches what was asked; few answers need it."""
+    """A line's job that completed. `read_payload` fetches what its worker read; few answers need
+    it.
+    """
 
     record: JobRecord
     result: JobResult
-    read_request: Callable[[], GenerateRequest]
+    read_payload: Callable[[], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,15 @@ def _read_response(body: Json, models: ServedModels) -> LineCall:
 
 
 def _answer_response(line: CompletedLine) -> Json:
-    return response_object(line.record, line.read_request())
+    return response_object(line.record, decode_request(line.read_payload()))
+
+
+def _read_embedding(body: Json, models: ServedModels) -> LineCall:
+    return LineCall(size_embedding_line(parse_embedding_call(body), models))
+
+
+def _answer_embedding(line: CompletedLine) -> Json:
+    return embedding_line(line.result, decode_embed_request(line.read_payload()))
 
 
 BATCH_ENDPOINTS = {
@@ -78,5 +89,6 @@ BATCH_ENDPOINTS = {
         BatchEndpoint("/v1/chat/completions", _read_chat, _answer_chat),
         BatchEndpoint("/v1/completions", _read_completion, _answer_completion),
         BatchEndpoint("/v1/responses", _read_response, _answer_response),
+        BatchEndpoint("/v1/embeddings", _read_embedding, _answer_embedding),
     )
 }

@@ -8,11 +8,13 @@ import sys
 from array import array
 from base64 import b64decode
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from queueing.body import TAG, StrictModel, validate
+from queueing.errors import FailureCode, RequestError
 from queueing.job import JobResult
 from queueing.openai_sampling import ModelName, User, without_unserved
 from queueing.served_model import ServedModel, ServedModels, SizedEmbedding
@@ -80,6 +82,25 @@ def size_embeddings(call: EmbeddingCall, models: ServedModels) -> tuple[SizedEmb
     return tuple(
         _sized(one, model, call.user, name) for one, name in zip(inputs, names, strict=True)
     )
+
+
+def size_embedding_line(call: EmbeddingCall, models: ServedModels) -> SizedEmbedding:
+    """Return what to queue for the line of a batch, which is one job and has one input.
+
+    How the answer is to be encoded goes with the job, for when its line is written. Raises
+    RequestError.
+    """
+    first, *others = size_embeddings(call, models)
+    if others:
+        message = "input: one input a line; send one line for each"
+        raise RequestError(FailureCode.UNSUPPORTED_PARAMETER, message, "input")
+    request = replace(first.request, extra={"encoding_format": call.encoding_format})
+    return replace(first, request=request)
+
+
+def embedding_line(result: JobResult, request: EmbedRequest) -> dict[str, Any]:
+    """Return the completed job of a batch's line as OpenAI's list of one embedding."""
+    return embedding_list([result], request.extra["encoding_format"])
 
 
 def embedding_list(

@@ -61,12 +61,15 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class EmbedRequest:
-    """What an embedding job asks for: the vector of one of `prompt` and `prompt_ids`."""
+    """What an embedding job asks for: the vector of one of `prompt` and `prompt_ids`; `user` and
+    `extra` as in a GenerateRequest.
+    """
 
     model: str
     prompt: str | None = None
     prompt_ids: tuple[int, ...] | None = None
     user: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
 
     @property
     def kind(self) -> JobKind:

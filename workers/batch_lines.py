@@ -204,6 +204,7 @@ def _job_of(run: BatchRun, line: NextLine, call: LineCall, tenant: Tenant) -> Jo
         id=line.id.job_id,
         queue=generate_queue(request.model),
         request=wire.encode_request(request),
+        kind=request.kind,
         tenant=batch.tenant,
         priority=Priority.BULK,
         cost=call.sized.cost,

@@ -20,7 +20,6 @@ from dataclasses import replace
 from functools import partial
 
 from ops.metrics import BatchMetrics
-from queueing import wire
 from queueing.batch import BatchStatus, Progress
 from queueing.batch_endpoints import BATCH_ENDPOINTS, CompletedLine
 from queueing.batch_input import MARK_NOTE
@@ -41,7 +40,6 @@ from queueing.errors import FailureCode, QueueFull, RequestError, StorageFull
 from queueing.files import FileStore, PlacedFile
 from queueing.job import JobError, JobRecord, JobResult, JobState, Lease, Outcome
 from queueing.queue import JobQueue
-from queueing.wire import GenerateRequest
 from workers.batch_lines import BatchLines, InputLost, TickLimits
 from workers.batch_run import BatchRun
 
@@ -152,19 +150,19 @@ class BatchTicker:
             return line_of_error(line_id, _ERASED)
         if record.result.state is not JobState.COMPLETED:
             return line_of_failure(line_id, record.result)
-        read_request = partial(self._read_request, line.job_id)
-        completed = CompletedLine(record, record.result, read_request)
+        read_payload = partial(self._read_payload, line.job_id)
+        completed = CompletedLine(record, record.result, read_payload)
         try:
             body = BATCH_ENDPOINTS[run.batch.endpoint].answer(completed)
         except RequestError as error:
             return line_of_error(line_id, JobError(error.code, error.message, error.param))
         return line_of_answer(line_id, body, record.result.usage)
 
-    def _read_request(self, job_id: str) -> GenerateRequest:
+    def _read_payload(self, job_id: str) -> str:
         payload = self._queue.request(job_id)
         if payload is None:
             raise RequestError(_ERASED.code, _ERASED.message)
-        return wire.decode_request(payload)
+        return payload
 
     def _expire(self, run: BatchRun) -> None:
         """Send no more lines once the window is over."""

@@ -77,7 +77,7 @@ def test_a_query_out_of_bounds_is_refused_by_name(client, query):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/moderations"}, "endpoint"),
         ({"endpoint": "/v1/chat/completions/"}, "endpoint"),
         ({"completion_window": "8d"}, "completion_window"),
         ({"completion_window": "0h"}, "completion_window"),

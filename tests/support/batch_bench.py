@@ -5,6 +5,8 @@ stands still until `settle` finds nothing to do.
 """
 
 import json
+import struct
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -26,6 +28,7 @@ from queueing.job import (
     DEFAULT_TENANT,
     Choice,
     Claim,
+    JobKind,
     JobResult,
     JobState,
     Lease,
@@ -83,7 +86,7 @@ def _asked(url: str, prompt: str) -> dict[str, Any]:
     match url:
         case "/v1/completions":
             return {"prompt": prompt}
-        case "/v1/responses":
+        case "/v1/responses" | "/v1/embeddings":
             return {"input": prompt}
         case _:
             return {"messages": [{"role": "user", "content": prompt}]}
@@ -186,6 +189,9 @@ class BatchBench:
 
     def run(self, claim: Claim) -> None:
         """Answer one prompt; a prompt that says so fails instead."""
+        if claim.kind is JobKind.EMBED:
+            self._embed(claim)
+            return
         request = wire.decode_request(claim.request)
         prompt = request.prompt or (request.messages or ())[-1]["content"]
         self.num_runs[prompt] += 1
@@ -195,6 +201,15 @@ class BatchBench:
             choice = Choice(0, answer_to(prompt), "stop")
             usage = Usage(prompt_tokens=2, completion_tokens=3)
             result = JobResult(JobState.COMPLETED, (choice,), usage=usage, model=MODEL)
+        self.queue.finish(Outcome(claim.lease, result))
+
+    def _embed(self, claim: Claim) -> None:
+        prompt = wire.decode_embed_request(claim.request).prompt
+        assert prompt is not None, "lines of tests have words"
+        self.num_runs[prompt] += 1
+        usage = Usage(prompt_tokens=2, completion_tokens=0)
+        vector = b64encode(vector_to(prompt)).decode()
+        result = JobResult(JobState.COMPLETED, vector=vector, usage=usage, model=MODEL)
         self.queue.finish(Outcome(claim.lease, result))
 
     def settle(self, batch_id: str) -> Batch:
@@ -234,6 +249,11 @@ class BatchBench:
         assert list(self.client.scan_iter("{pm}:job:job_*")) == []
         assert self.client.exists(f"{{pm}}:batch:{batch.id}:live") == 0
         assert self.client.exists(f"{{pm}}:batch:{batch.id}:ended") == 0
+
+
+def vector_to(prompt: str) -> bytes:
+    """Return what is made of an input, as float32 numbers."""
+    return struct.pack("<3f", len(prompt), 0.5, -0.25)
 
 
 def answer_to(prompt: str) -> str:

@@ -1,11 +1,13 @@
 """Lines on their way to jobs: each endpoint's, those that count, and inputs that are lost."""
 
 import json
+import struct
+from base64 import b64decode
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from openai.types import Completion
+from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
@@ -22,10 +24,11 @@ from tests.support.batch_bench import (
     answer_to,
     as_jsonl,
     text_of,
+    vector_to,
 )
 from tests.support.strict import strictly
 
-COMPLETIONS, RESPONSES = "/v1/completions", "/v1/responses"
+COMPLETIONS, RESPONSES, EMBEDDINGS = "/v1/completions", "/v1/responses", "/v1/embeddings"
 TYPES = [(ENDPOINT, ChatCompletion), (COMPLETIONS, Completion), (RESPONSES, Response)]
 # Two words, and 16 tokens that may be generated.
 COST = 18
@@ -60,6 +63,41 @@ def test_a_line_of_each_endpoint_is_answered_in_that_endpoints_own_type(bench, u
     body = line["response"]["body"]
     strictly(kind, json.dumps(body))
     assert text_of(body) == answer_to("say one")
+
+
+def test_lines_of_embeddings_are_answered_with_their_vectors(bench):
+    lines = [a_line(one, url=EMBEDDINGS) for one in ids(20)]
+
+    batch = bench.settle(bench.create(as_jsonl(lines), endpoint=EMBEDDINGS))
+
+    told = {
+        line["custom_id"]: strictly(CreateEmbeddingResponse, json.dumps(line["response"]["body"]))
+        for line in bench.lines(batch.output_file)
+    }
+    vectors = {one: struct.pack("<3f", *body.data[0].embedding) for one, body in told.items()}
+    assert vectors == {one: vector_to(f"say {one}") for one in ids(20)}
+    assert (batch.progress.completed, batch.progress.usage.prompt_tokens) == (20, 40)
+
+
+def test_a_line_of_embeddings_is_encoded_as_it_asks(bench):
+    lines = [a_line("one", url=EMBEDDINGS, encoding_format="base64")]
+
+    batch = bench.settle(bench.create(as_jsonl(lines), endpoint=EMBEDDINGS))
+
+    (line,) = bench.lines(batch.output_file)
+    assert b64decode(line["response"]["body"]["data"][0]["embedding"]) == vector_to("say one")
+
+
+def test_a_line_of_embeddings_has_one_input(bench):
+    lines = [
+        a_line("list", url=EMBEDDINGS, input=["say list"]),
+        a_line("two", url=EMBEDDINGS, input=["say", "two"]),
+    ]
+
+    batch = bench.settle(bench.create(as_jsonl(lines), endpoint=EMBEDDINGS))
+
+    assert [line["custom_id"] for line in bench.lines(batch.output_file)] == ["list"]
+    assert only_error(bench, batch)["param"] == "input"
 
 
 @pytest.mark.parametrize("url", [url for url, _ in TYPES])
