@@ -98,6 +98,7 @@ def submitters() -> dict[str, Callable[[], Callable[[int], object]]]:
 
     return {
         "celery-solo": celery,
+        "celery-solo-events": celery,
         "celery-threads": celery,
         "rq": rq,
         "dramatiq": dramatiq,
@@ -108,8 +109,9 @@ def submitters() -> dict[str, Callable[[], Callable[[int], object]]]:
 def work(name: str) -> None:
     """Run one worker of a rival until it is killed."""
     if name.startswith("celery"):
-        pool = ["-P", "solo"] if name == "celery-solo" else ["-P", "threads", "-c", "8"]
-        options = ["--without-gossip", "--without-mingle", "-l", "WARNING", *pool]
+        pool = ["-P", "threads", "-c", "8"] if name == "celery-threads" else ["-P", "solo"]
+        events = ["-E"] if name == "celery-solo-events" else []
+        options = ["--without-gossip", "--without-mingle", "-l", "WARNING", *pool, *events]
         celery_app().worker_main(["worker", *options])
     elif name == "rq":
         from rq import Queue, SimpleWorker

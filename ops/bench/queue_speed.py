@@ -30,7 +30,7 @@ from queueing.wire import GenerateRequest, encode_request
 RIVALS = Environment(
     "queues", ("celery[redis]==5.7.0", "rq==3.0.0", "dramatiq[redis]==2.2.1", "huey==3.5.4")
 )
-NAMES = ("celery-solo", "celery-threads", "rq", "dramatiq", "huey")
+NAMES = ("celery-solo", "celery-solo-events", "celery-threads", "rq", "dramatiq", "huey")
 PAYLOAD = "x" * 400
 _SLOTS = 64
 _BATCH = 256

@@ -60,12 +60,14 @@ end
 -- Tell of an object's end: the receiver it named, and the tenant's endpoints that asked for such events. The ids follow
 -- from the object's, so that a repeat can't make a second delivery.
 local function put_events(object_id, tenant, url, event)
+  local listeners = subscribers_of(tenant, event)
+  if not url and #listeners == 0 then return end
   local event_id = 'evt_' .. string.match(object_id, '[-_](.+)$')
   local body = event_body(event_id, event, object_id)
   if url then
     put_delivery(event_id, tenant, 'standard', { url = url, tenant = tenant, body = body, event_id = event_id }, {})
   end
-  for _, endpoint_id in ipairs(subscribers_of(tenant, event)) do
+  for _, endpoint_id in ipairs(listeners) do
     local id = 'dlv_' .. string.sub(redis.sha1hex(event_id .. endpoint_id), 1, 22)
     put_endpoint_delivery(id, tenant, 'standard', endpoint_id, event, { body = body, event_id = event_id })
   end
