@@ -11,7 +11,7 @@ from typing import Any
 import redis
 import structlog
 from celery import Celery
-from prometheus_client import Gauge, start_http_server
+from prometheus_client import start_http_server
 
 from engine.grammar import Grammars
 from engine.registry import load_manifest
@@ -119,8 +119,8 @@ def run_cpu_worker(settings: Settings, name: str | None = None) -> int:
     Drain(intake, settings.grace_s).install()
     janitor.ensure()
     renewer = LeaseRenewer(intake, settings.renew_s, on_lost=lambda _lease: None)
-    draining = WorkerMetrics(registry).draining.labels(worker)
-    keeper = LeaseKeeper(renewer, _standby(settings, client, intake, draining))
+    tell = WorkerMetrics(registry).draining.labels(worker).set
+    keeper = LeaseKeeper(renewer, _standby(settings, client, intake, tell))
     keeper.start()
     if settings.metrics_port:
         start_http_server(settings.metrics_port, "127.0.0.1", registry)
@@ -130,10 +130,12 @@ def run_cpu_worker(settings: Settings, name: str | None = None) -> int:
     return int(celery_worker.exitcode or 0)
 
 
-def _standby(settings: Settings, client: "redis.Redis", intake: Intake, draining: Gauge) -> Standby:
+def _standby(
+    settings: Settings, client: "redis.Redis", intake: Intake, tell: Callable[[float], None]
+) -> Standby:
     switches = SwitchWatch(SwitchBoard(client, prefix=settings.key_prefix), log_flip)
     # What is handed back is given up where it next asks the queue.
-    return Standby(intake, switches, settings.grace_s, draining=draining, drop=lambda _lease: None)
+    return Standby(intake, switches, settings.grace_s, tell=tell, drop=lambda _lease: None)
 
 
 def _deliverer(

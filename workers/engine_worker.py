@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 import redis
 from celery import Celery
-from prometheus_client import Gauge, start_http_server
+from prometheus_client import start_http_server
 
 from engine.engine import EngineFacts
 from engine.grammar import Grammars
 from engine.sequence import Pooling
 from engine.tokenizer import Tokenizer
-from ops.metrics import WorkerMetrics, new_registry
+from ops.metrics import new_registry
 from ops.settings import Settings
 from queueing.failpoints import Failpoints
 from queueing.job import EMBED_TASK, GENERATE_TASK, generate_queue
@@ -85,8 +85,7 @@ def serve(model: LoadedModel, settings: Settings, name: str | None = None) -> in
     consume_from(app, [generate_queue(model.name)])
     for task in (GENERATE_TASK, EMBED_TASK):
         app.task(name=task)(_run_in_pool)
-    draining = WorkerMetrics(registry).draining.labels(worker)
-    app.engine_parts = _parts(settings, model, intake, client, observer, draining)
+    app.engine_parts = _parts(settings, model, intake, client, observer)
     Drain(intake, settings.grace_s).install()
     if settings.metrics_port:
         start_http_server(settings.metrics_port, "127.0.0.1", registry)
@@ -104,7 +103,6 @@ def _parts(
     intake: Intake,
     client: "redis.Redis",
     observer: EngineObserver,
-    draining: Gauge,
 ) -> EngineParts:
     streams = TokenStreams(client, prefix=settings.key_prefix)
     switches = SwitchWatch(SwitchBoard(client, prefix=settings.key_prefix), log_flip)
@@ -131,7 +129,7 @@ def _parts(
         intake,
         switches,
         settings.grace_s,
-        draining=draining,
+        tell=observer.draining,
         drop=lambda lease: delivery.lose(lease.tag),
     )
     return EngineParts(

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from engine.engine import EngineFacts
 from engine.plan import Capacity, StepOutput
-from ops.metrics import EngineMetrics, JobMetrics
+from ops.metrics import EngineMetrics, JobMetrics, WorkerMetrics
 from queueing.job import JobKind, JobResult, JobState, Priority
 from workers.engine_job import EngineJob
 
@@ -27,6 +27,7 @@ class EngineObserver:
     ) -> None:
         self._engine = EngineMetrics(registry)
         self._jobs = JobMetrics(registry)
+        self._draining = WorkerMetrics(registry).draining.labels(worker)
         self._model = model
         self._capacity = capacity
         self._gauges = {"worker": worker, "model": model}
@@ -46,6 +47,11 @@ class EngineObserver:
     def ready(self, *, is_ready: bool) -> None:
         """Say whether the worker takes jobs."""
         self._engine.worker_ready.labels(**self._gauges).set(int(is_ready))
+
+    def draining(self, value: float) -> None:
+        """Say with 1 that the drain switch keeps the worker from taking jobs, with 0 that not."""
+        self._draining.set(value)
+        self.ready(is_ready=not value)
 
     def step(self, output: StepOutput) -> None:
         """Count one step."""

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 
 import structlog
-from prometheus_client import Gauge
 
 from ops.logs import Event
 from queueing.errors import StoreUnavailable
@@ -27,14 +26,17 @@ class Standby:
         switches: SwitchWatch,
         grace_s: float,
         *,
-        draining: Gauge,
+        tell: Callable[[float], None],
         drop: Callable[[Lease], None],
     ) -> None:
-        """Take the gauge that says so, and how to stop the work on a job that was handed back."""
+        """Take whom to tell, with 1 when it begins and 0 when it ends, as a gauge is set.
+
+        And how to stop the work on a job that was handed back.
+        """
         self._intake = intake
         self._switches = switches
         self._grace_s = grace_s
-        self._draining = draining
+        self._tell = tell
         self._drop = drop
         self._hand_back_at_s: float | None = None
         self._log = structlog.stdlib.get_logger(__name__)
@@ -53,12 +55,12 @@ class Standby:
     def _begin(self) -> None:
         self._intake.pause()
         self._hand_back_at_s = time.monotonic() + self._grace_s
-        self._draining.set(1)
+        self._tell(1)
         self._log.info(Event.WORKER_DRAINING, num_jobs=len(self._intake.leases()))
 
     def _end(self) -> None:
         self._hand_back_at_s = None
-        self._draining.set(0)
+        self._tell(0)
         self._intake.resume()
         self._log.info(Event.WORKER_RESUMED)
 

@@ -5,8 +5,10 @@ import json
 import os
 import sys
 
+import httpx
 import pytest
 
+from ops.stack import free_port
 from queueing.job import WEBHOOK_QUEUE, JobResult, JobState, Outcome
 from queueing.switches import Switch, SwitchBoard
 from tests.support.cluster import WorkerProcess
@@ -27,7 +29,8 @@ def await_standby(cluster, worker):
 
 @pytest.mark.fault("F30")
 def test_a_drained_worker_finishes_what_runs_and_leaves_the_rest_until_it_is_resumed(cluster):
-    worker = cluster.start_worker(step_ms=5)
+    port = free_port()
+    worker = cluster.start_worker(step_ms=5, metrics_port=port)
     running = cluster.ledger.submit(cluster.queue, "running", 300)
     cluster.wait_until(lambda: cluster.num_running() == 1)
     flip(cluster, 1)
@@ -36,10 +39,13 @@ def test_a_drained_worker_finishes_what_runs_and_leaves_the_rest_until_it_is_res
     waiting = cluster.ledger.submit(cluster.queue, "waiting", 3)
     cluster.wait_until(lambda: state_of(cluster.queue, running) is JobState.COMPLETED)
     state_meanwhile = state_of(cluster.queue, waiting)
+    told_meanwhile = gauges_of(port)
     flip(cluster, None)
     cluster.wait_until_settled()
 
     assert state_meanwhile is JobState.QUEUED
+    assert told_meanwhile == {"promptmill_worker_ready": 0, "promptmill_worker_draining": 1}
+    assert gauges_of(port) == {"promptmill_worker_ready": 1, "promptmill_worker_draining": 0}
     assert worker.is_running
     assert len(worker.events("worker resumed")) == 1
     assert cluster.ledger.check(cluster.queue, cluster.client) == ALL_IS_WELL
@@ -83,6 +89,17 @@ def test_a_drained_cpu_worker_delivers_nothing_until_it_is_resumed(cluster):
 
     assert before == {"submitted": 1}
     assert worker.events("worker resumed") != []
+
+
+def gauges_of(port):
+    """Return what a worker tells of itself."""
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+    lines = [line.rpartition(" ") for line in text.splitlines()]
+    return {
+        name.partition("{")[0]: float(value)
+        for name, _, value in lines
+        if name.startswith(("promptmill_worker_ready{", "promptmill_worker_draining{"))
+    }
 
 
 def start_cpu_worker(cluster, port):

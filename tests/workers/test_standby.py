@@ -40,7 +40,7 @@ def standby_of(board, intake, registry, dropped):
             intake,
             SwitchWatch(watched, lambda _flip: None),
             grace_s,
-            draining=WorkerMetrics(registry).draining.labels("w1"),
+            tell=WorkerMetrics(registry).draining.labels("w1").set,
             drop=lambda lease: dropped.append(lease.job_id),
         )
 
