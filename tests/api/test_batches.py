@@ -2,9 +2,11 @@ import io
 
 import pytest
 
+from queueing.admission import RateLimits
 from queueing.batch import BatchStatus
 from queueing.batch_store import BatchStore
 from queueing.store import connect
+from queueing.tenants import Tenant, TenantStore
 from tests.support.batch_bench import BatchBench, a_line, as_jsonl
 
 BATCH = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
@@ -168,6 +170,24 @@ def test_a_file_that_a_live_batch_reads_can_not_be_deleted(client, input_file):
 
     assert error_of(response)[:2] == (409, "conflict")
     assert client.get(f"/v1/files/{input_file}").status_code == 200
+
+
+def test_making_a_batch_is_one_request_and_a_refused_one_leaves_its_file_deletable(api):
+    tenants = TenantStore(api.client)
+    tenants.put(Tenant("acme", limits=RateLimits(requests_per_min=1)))
+    _, api_key = tenants.create_key("acme")
+    client = api.app.test_client()
+    client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {api_key}"
+    form = {"purpose": "batch", "file": (io.BytesIO(as_jsonl([a_line("a")])), "lines.jsonl")}
+    file_id = client.post("/v1/files", data=form).json["id"]
+    first = client.post("/v1/jobs", json={"prompt": "a"})
+
+    refused = create(client, file_id)
+
+    assert first.status_code == 202
+    assert error_of(refused)[:2] == (429, "rate_limit_exceeded")
+    assert 0 < int(refused.headers["Retry-After"]) <= 120
+    assert client.delete(f"/v1/files/{file_id}").status_code == 200
 
 
 def test_batches_need_a_key(api):

@@ -22,7 +22,7 @@ WRONG: dict[str, list[object]] = {
     "top_p": [0, 2, "1"],
     "seed": [2**63, 1.5, "1"],
     "stop": ["", [""], ["a"] * 5, "x" * 16_385],
-    "max_tokens": [0, -5, 10**12, 2**63, 1.5, "10", True],
+    "max_tokens": [0, -5, 10**12, 2**63, 1.5, 1e3, "10", True],
     "stream": ["yes", 1],
     "user": [5, "u" * 513],
 }
@@ -32,11 +32,25 @@ CASES = [
     for name, values in WRONG.items()
     for value in values
 ]
+WRONG_RESPONSE: dict[str, list[object]] = {
+    "max_output_tokens": [0, -5, 10**12, 2**63, 1.5, 1e3, "10", True],
+    "temperature": WRONG["temperature"],
+    "top_p": WRONG["top_p"],
+    "top_logprobs": [-1, 21, 1.0, "2", True],
+    "include": ["x", ["x"], [1], {}],
+    "stream": WRONG["stream"],
+    "user": WRONG["user"],
+    "background": ["true", 1],
+    "metadata": [{"a": 1}, {"a" * 65: "b"}, {"a": "b" * 513}],
+    "service_tier": ["scale", "fast", 1],
+}
+CASES += [(RESPONSES, name, value) for name, values in WRONG_RESPONSE.items() for value in values]
 
 
+@pytest.mark.parametrize("path", [*GOOD, "/v1/batches"])
 @pytest.mark.parametrize("data", NOT_JSON.values(), ids=NOT_JSON.keys())
-def test_what_is_not_strict_json_is_400(client, data):
-    refused = client.post(CHAT, data=data, headers=JSON)
+def test_what_is_not_strict_json_is_400(client, path, data):
+    refused = client.post(path, data=data, headers=JSON)
 
     assert refused.status_code == 400
     assert refused.json["error"]["code"] == "invalid_json"

@@ -98,7 +98,8 @@ def end_next(queue, result: JobResult) -> None:
 
 
 def num_jobs(queue) -> int:
-    return queue.totals(QUEUE).get("submitted", 0)
+    total: int = queue.totals(QUEUE).get("submitted", 0)
+    return total
 
 
 @pytest.mark.usefixtures("sleeper")
@@ -132,6 +133,7 @@ def test_the_callers_fault_is_told_in_the_clients_own_class_and_asked_once(
         ai.responses.create(**{**RESPONSE, **changes})
 
     assert caught.value.code == code
+    assert str(caught.value.request_id).startswith("req_")
     assert wire.sent == ["0"]
 
 

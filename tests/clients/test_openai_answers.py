@@ -13,7 +13,7 @@ from openai.types.responses import Response
 
 from tests.support.fake_engine import as_prompt, byte_tokenizer, expected_text
 from tests.support.jobs import MODEL
-from tests.support.live_stack import API_KEY
+from tests.support.live_stack import API_KEY, CONTEXT
 from tests.support.strict import strictly
 
 HELLO = {"role": "user", "content": "hello"}
@@ -203,30 +203,60 @@ def test_the_same_job_says_the_same_in_every_way_of_asking(ai, live):
     stop = whole[12:15]
     chat = {"messages": MESSAGES, "max_tokens": 30, "stop": stop, **GREEDY}
     plain = {"prompt": as_prompt(*MESSAGES), "max_tokens": 30, "stop": stop, **GREEDY}
+    # A response has no stop strings of its own.
+    response = {"input": MESSAGES, "max_output_tokens": 30, **GREEDY}
+    live.start_cpu_worker()
 
     texts = {
         ai.chat.completions.create(**chat).choices[0].message.content,
         ai.completions.create(**plain).choices[0].text,
-        text_of_batch_line(ai, live, chat),
         text_of_native_job(live, {"messages": MESSAGES, "max_tokens": 30, "stop": stop}),
-        # A response has no stop strings of its own.
-        ai.responses.create(input=MESSAGES, max_output_tokens=30, **GREEDY).output_text.partition(
-            stop
-        )[0],
+        answer_of_batch_line(ai, live, "/v1/chat/completions", chat, ChatCompletion)
+        .choices[0]
+        .message.content,
+        answer_of_batch_line(ai, live, "/v1/completions", plain, Completion).choices[0].text,
+    }
+    uncut = {
+        ai.responses.create(**response).output_text,
+        wait_for(ai, ai.responses.create(**response, background=True)).output_text,
+        answer_of_batch_line(ai, live, "/v1/responses", response, Response).output_text,
     }
 
     assert texts == {whole.partition(stop)[0]}
+    assert uncut == {whole}
 
 
-def text_of_batch_line(ai, live, body):
-    live.start_cpu_worker()
-    endpoint = "/v1/chat/completions"
+def answer_of_batch_line(ai, live, endpoint, body, kind):
     line = {"custom_id": "1", "method": "POST", "url": endpoint, "body": body}
     file = ai.files.create(file=("lines.jsonl", json.dumps(line).encode()), purpose="batch")
     batch = ai.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
     live.cluster.wait_until(lambda: ai.batches.retrieve(batch.id).status == "completed")
     output = ai.files.content(ai.batches.retrieve(batch.id).output_file_id).text
-    return json.loads(output)["response"]["body"]["choices"][0]["message"]["content"]
+    return strictly(kind, json.dumps(json.loads(output)["response"]["body"]))
+
+
+def test_a_prompt_may_fill_the_context_but_for_one_token(ai):
+    fits, full, over = ("x" * size for size in (CONTEXT - 1, CONTEXT, CONTEXT + 1))
+
+    choice = ai.completions.create(prompt=fits, max_tokens=1, **GREEDY).choices[0]
+
+    assert (choice.text, choice.finish_reason) == (expected_text(fits, 1), "length")
+    for prompt in (full, over):
+        with pytest.raises(openai.BadRequestError, match=f"{CONTEXT} .*{len(prompt)}"):
+            ai.completions.create(prompt=prompt, max_tokens=1, **GREEDY)
+
+
+@pytest.mark.parametrize(
+    "stop", ["\n", "\U0001f600", "a\u0000b", "y" * 10_240, ["a", "b", "c", "d"]]
+)
+def test_odd_stop_strings_are_obeyed(ai, stop):
+    whole = expected_text(as_prompt(HELLO), 40)
+
+    completion = ai.chat.completions.create(messages=[HELLO], max_tokens=40, stop=stop, **GREEDY)
+
+    stops = [stop] if isinstance(stop, str) else stop
+    cuts = [whole.index(one) for one in stops if one in whole]
+    assert completion.choices[0].message.content == whole[: min(cuts, default=40)]
 
 
 def text_of_native_job(live, body):

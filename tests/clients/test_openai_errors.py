@@ -59,7 +59,10 @@ def test_a_bad_parameter_is_named_and_not_asked_for_again(counted, changes, para
     assert len(sent) == 1
 
 
-@pytest.mark.parametrize("prompt", ["", [""], [], [[]], [0, 999_999_999], [-1], [1.5], ["a", "b"]])
+@pytest.mark.parametrize(
+    "prompt",
+    ["", [""], [], [[]], [0, 999_999_999], [-1], [1.5], ["a", "b"], [[1], "a"], [True], [None]],
+)
 def test_a_prompt_out_of_shape_names_the_prompt(live, prompt):
     with live.client() as client, pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model=MODEL, prompt=prompt, max_tokens=4)

@@ -1,12 +1,13 @@
 """The unmodified client on the demonstration model: schemas, probabilities, several texts."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response
+from openai.types.responses import Response, ResponseOutputMessage, ResponseOutputText
 from pydantic import BaseModel, Field
 
 from tests.support.strict import strictly
@@ -86,6 +87,26 @@ def test_an_answer_keeps_to_a_schema_that_was_written_by_hand(ai):
     assert set(json.loads(chat.choices[0].message.content)) == {"capital"}
 
 
+def test_characters_of_many_tokens_come_whole_alone_and_among_others(ai):
+    # A family joined by invisible characters, Thai, Czech, and a rare character of four bytes.
+    text = "\U0001f468\u200d\U0001f469\u200d\U0001f467 \u0e20\u0e32\u0e29\u0e32 \u010f \U00020bb7"
+    schema = {"name": "exactly", "schema": {"type": "string", "enum": [text]}}
+    form = {"type": "json_schema", "json_schema": schema}
+    asked = {"messages": ASKED, "max_tokens": 120, "response_format": form, **GREEDY}
+
+    with ThreadPoolExecutor(2) as executor:
+        together = list(executor.map(lambda _: ai.chat.completions.create(**asked), range(2)))
+    pieces = [
+        chunk.choices[0].delta.content or ""
+        for chunk in ai.chat.completions.create(**asked, stream=True)
+        if chunk.choices
+    ]
+
+    said = [one.choices[0].message.content for one in together]
+    assert [json.loads(one) for one in [*said, "".join(pieces)]] == [text] * 3
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
 def test_log_probabilities_are_those_of_the_text(ai):
     raw = ai.chat.completions.with_raw_response.create(
         messages=ASKED, max_tokens=8, logprobs=True, top_logprobs=3, **GREEDY
@@ -120,9 +141,11 @@ def test_a_response_tells_the_same_log_probabilities_as_a_chat(ai):
 
     raw = ai.responses.with_raw_response.create(input=QUESTION, max_output_tokens=8, **asked)
 
-    response = strictly(Response, raw.content)
-    (part,) = response.output[0].content
-    assert response.top_logprobs == 2
+    (item,) = strictly(Response, raw.content).output
+    assert isinstance(item, ResponseOutputMessage)
+    (part,) = item.content
+    assert isinstance(part, ResponseOutputText)
+    assert part.logprobs is not None
     assert [one.token for one in part.logprobs] == [one.token for one in told]
     assert [one.bytes for one in part.logprobs] == [one.bytes for one in told]
     assert part.logprobs[0].logprob == pytest.approx(told[0].logprob, abs=1e-3)
