@@ -159,8 +159,7 @@ class Soak:
         A batch is remembered for weeks, so its keys are left out.
         """
         Event().wait(RECORD_TTL_S + 1)
-        keys = {str(key) for key in self.stack.client.scan_iter(count=10_000)}
-        return {key for key in keys - self._base_keys if "batch" not in key}
+        return {key for key in self._keys() - self._base_keys if "batch" not in key}
 
     def stop(self) -> None:
         """End whatever still runs."""
@@ -212,14 +211,19 @@ class Soak:
             secret = SECRET.for_tenant(tenant)
             self._told.add(verify(secret, received.headers, received.body, sent_s))
 
+    def _keys(self) -> set[str]:
+        """Return all keys but the bells, which come and go: one for each queue and priority."""
+        keys = {str(key) for key in self.stack.client.scan_iter(count=10_000)}
+        return {key for key in keys if not key.endswith(":bell")}
+
     def _lasting_keys(self) -> set[str]:
-        """Return the keys without a lifetime; bells come and go."""
-        keys = [str(key) for key in self.stack.client.scan_iter(count=10_000)]
+        """Return the keys without a lifetime."""
+        keys = sorted(self._keys())
         pipeline = self.stack.client.pipeline(transaction=False)
         for key in keys:
             pipeline.pttl(key)
         lifetimes = zip(keys, pipeline.execute(), strict=True)
-        return {key for key, ttl in lifetimes if ttl == -1 and not key.endswith(":bell")}
+        return {key for key, ttl in lifetimes if ttl == -1}
 
     def _strange_deaths(self) -> list[str]:
         return [end for end in self.stack.deaths if end.partition(" ")[2] not in _EXPECTED_ENDS]
