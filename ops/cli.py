@@ -128,8 +128,8 @@ def model() -> None:
 @click.option(
     "--pooling",
     type=click.Choice(["mean", "last"]),
-    default="mean",
-    help="How it was trained to make embeddings: the mean of all tokens, or the last one.",
+    default="last",
+    help="What it was trained to make embeddings of: all tokens' mean, or the last one.",
 )
 def model_add(folder: Path, source: str, licence: str, pooling: str) -> None:
     """Write the manifest of a model folder: the hashes and limits every load is checked by."""

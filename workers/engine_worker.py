@@ -51,7 +51,7 @@ class LoadedModel:
     engine: SteppingEngine
     tokenizer: Tokenizer
     digest: str
-    pooling: Pooling = Pooling.MEAN
+    pooling: Pooling = Pooling.LAST
     facts: EngineFacts = field(default_factory=EngineFacts)
 
 

@@ -56,16 +56,16 @@ def test_a_manifest_tells_limits_and_origin(folder):
     assert manifest.architecture == "LlamaForCausalLM"
 
 
-def test_a_manifest_tells_how_the_model_pools_and_an_old_one_means_the_mean(folder):
-    write_manifest(folder, replace(TINY, pooling=Pooling.LAST))
+def test_a_manifest_tells_how_the_model_pools_and_an_old_one_means_the_last_token(folder):
+    write_manifest(folder, replace(TINY, pooling=Pooling.MEAN))
     told = load_manifest(folder).pooling
     path = folder / "manifest.json"
     fields = json.loads(path.read_bytes())
     del fields["pooling"]
     path.write_text(json.dumps(fields))
 
-    assert told is Pooling.LAST
-    assert load_manifest(folder).pooling is Pooling.MEAN
+    assert told is Pooling.MEAN
+    assert load_manifest(folder).pooling is Pooling.LAST
 
 
 def test_the_dtype_is_that_of_the_weights_and_not_of_the_config(folder):

@@ -96,7 +96,10 @@ class Installation:
         return self.cluster.start_worker(log_level="DEBUG")
 
     def submit(self, prompt, **fields):
-        answer = self.http.post("/v1/jobs", json={"prompt": prompt, "max_tokens": 40, **fields})
+        return self.submit_body({"prompt": prompt, "max_tokens": 40, **fields})
+
+    def submit_body(self, body):
+        answer = self.http.post("/v1/jobs", json=body)
         assert answer.status_code == 202, answer.text
         return answer.headers["Location"]
 
@@ -146,10 +149,12 @@ def through_every_success(installation, marker):
     response_id = http.post("/v1/responses", json=response).json()["id"]
     followed = http.post("/v1/responses", json=streamed).text
     streamed_id = re.findall("resp_[0-9A-Za-z]{22}", followed)[0]
+    embedded = installation.submit_body({"input": f"{marker} vector", "priority": "bulk"})
+    assert installation.end_of(embedded)["state"] == "completed"
     said = [installation.end_of(hooked)["result"]["text"]]
     installation.cluster.wait_until(lambda: not installation.hook.arrivals.empty())
     (told,) = installation.hook.take(1)
-    made = [hooked, f"/v1/responses/{response_id}", f"/v1/responses/{streamed_id}"]
+    made = [hooked, embedded, f"/v1/responses/{response_id}", f"/v1/responses/{streamed_id}"]
     return made, said, told.body.decode()
 
 
@@ -183,6 +188,8 @@ def through_every_failure(installation, marker):
         ),
         http.post("/v1/chat/completions", json={"model": MODEL, "messages": [{"say": marker}]}),
         http.post("/v1/responses", json={"model": MODEL, "input": [{"content": marker}]}),
+        http.post("/v1/embeddings", json={"model": MODEL, "input": [marker, marker * 200]}),
+        http.post("/v1/embeddings", json={"model": MODEL, "input": [marker, 1]}),
         http.get(f"/v1/jobs/{marker}"),
         http.get("/v1/jobs", params={"state": marker}),
         http.get("/v1/models", headers={"Authorization": f"Bearer {marker}"}),
