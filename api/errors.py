@@ -164,7 +164,7 @@ def _caller_left(_: CallerLeft) -> Response:
 
 
 def _draining(_: DrainingError) -> Response:
-    message = "this server is shutting down and takes no new work"
+    message = "this server takes no new work at present: it drains"
     return _try_later(FailureCode.DRAINING, message, _RETRY_AFTER_S)
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.api_server import ApiServer
 from tests.support.cluster import Cluster, WorkerProcess
-from tests.support.fake_engine import KILLS
+from tests.support.fake_engine import HUNGRY, KILLS
 from tests.support.jobs import MODEL
 from tests.support.live_stack import API_KEY, write_fake_model
 from tests.support.receiver import answers, receiver
@@ -167,6 +167,7 @@ def through_every_live_answer(http, marker):
         ("/v1/chat/completions", chat | {"n": 2, "logprobs": True}),
         ("/v1/completions", {"model": MODEL, "prompt": marker, "max_tokens": 9}),
         ("/v1/completions", {"model": MODEL, "prompt": marker, "max_tokens": 9, "stream": True}),
+        ("/v1/embeddings", {"model": MODEL, "input": [marker, f"{marker} again"]}),
     ]
     answers = [http.post(path, json=body) for path, body in asked]
     assert {answer.status_code for answer in answers} == {200}
@@ -200,9 +201,10 @@ def through_every_failure(installation, marker):
     cancelled = installation.submit(f"{marker} stop", max_tokens=3_000)
     http.post(f"{cancelled}/cancel")
     unheard = installation.submit(f"{marker} mute", webhook_url="http://127.0.0.1:9/")
-    ends = [installation.end_of(path)["state"] for path in (late, cancelled, unheard)]
-    assert ends == ["expired", "cancelled", "completed"]
-    return [late, cancelled, unheard, through_a_crash(installation, marker)]
+    hungry = installation.submit(f"{HUNGRY} {marker}", max_tokens=9)
+    ends = [installation.end_of(path)["state"] for path in (late, cancelled, unheard, hungry)]
+    assert ends == ["expired", "cancelled", "completed", "completed"]
+    return [late, cancelled, unheard, hungry, through_a_crash(installation, marker)]
 
 
 def through_a_crash(installation, marker):
