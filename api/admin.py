@@ -5,62 +5,40 @@ routes. A tenant's key is known here and refused: 403. Every change leaves a lin
 """
 
 import hmac
-from typing import Annotated, Any
 
 import structlog
 from flask import Blueprint, Flask, Response, jsonify, request
-from pydantic import Field
 from werkzeug.routing import BaseConverter
 
+from api.admin_schemas import (
+    KeyBody,
+    SwitchBody,
+    TenantBody,
+    dead_object,
+    disabled_object,
+    key_object,
+    queue_object,
+    tenant_object,
+)
 from api.auth import Keyring
 from api.openai.lists import list_object, read_page_query
 from api.requests import read_object, read_query
 from ops.logs import Event
 from queueing.admission import RateLimits
 from queueing.api_key import digest_of
-from queueing.body import StrictModel, validate
-from queueing.dead_jobs import DeadJob, DeadJobs
-from queueing.endpoints import Endpoint, EndpointStore
+from queueing.body import validate
+from queueing.dead_jobs import DeadJobs
+from queueing.endpoints import EndpointStore
 from queueing.errors import FailureCode, RequestError
-from queueing.fields import MAX_TOKENS_LIMIT
-from queueing.job import Priority
 from queueing.queue import JobQueue
 from queueing.switches import Switch, SwitchBoard
-from queueing.tenants import ApiKey, Tenant, TenantStore, Tier
+from queueing.tenants import Tenant, TenantStore
 
 _PAGE = 20
 _MAX_PAGE = 100
 _SCHEME = "bearer "
 
 log = structlog.stdlib.get_logger(__name__)
-
-_Rate = Annotated[int, Field(ge=1)] | None
-# Not strict: the wire has the names, not the members.
-_Tier = Annotated[Tier, Field(strict=False)]
-_Priorities = Annotated[list[Annotated[Priority, Field(strict=False)]], Field(min_length=1)]
-
-
-class TenantBody(StrictModel):
-    """What a tenant may do; what is not given is without limit."""
-
-    tier: _Tier = Tier.STANDARD
-    priorities: _Priorities = Field(default_factory=lambda: list(Priority))
-    models: list[str] | None = None
-    requests_per_min: _Rate = None
-    tokens_per_min: _Rate = None
-    tokens_per_day: _Rate = None
-
-
-class KeyBody(StrictModel):
-    """What a new key is for."""
-
-    name: str = ""
-
-
-class SwitchBody(StrictModel):
-    """What a switch is set to; null turns it off. Those that are only on or off are on with 1."""
-
-    value: Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)] | None
 
 
 class SwitchName(BaseConverter):
@@ -127,14 +105,18 @@ class AdminRoutes:
         """Return every queue: what waits by priority, what is leased, what became of the rest."""
         read_query()
         return jsonify(
-            object="list", data=[self._queue_object(name) for name in self._queue.queues()]
+            object="list",
+            data=[
+                queue_object(name, self._queue.depth(name), self._queue.totals(name))
+                for name in self._queue.queues()
+            ],
         )
 
     def list_tenants(self) -> Response:
         """Return every tenant that was made."""
         read_query()
         found = self._tenants.all_tenants()
-        return jsonify(object="list", data=[_tenant_object(tenant) for tenant in found])
+        return jsonify(object="list", data=[tenant_object(tenant) for tenant in found])
 
     def put_tenant(self, name: str) -> Response:
         """Make a tenant, or say anew what it may do."""
@@ -145,13 +127,13 @@ class AdminRoutes:
         tenant = Tenant(name, body.tier, frozenset(body.priorities), models, limits)
         self._tenants.put(tenant)
         _note("tenant put", tenant=name)
-        return jsonify(_tenant_object(tenant))
+        return jsonify(tenant_object(tenant))
 
     def list_keys(self, name: str) -> Response:
         """Return a tenant's keys without their texts."""
         read_query()
         found = self._tenants.keys_of(name)
-        return jsonify(object="list", data=[_key_object(key) for key in found])
+        return jsonify(object="list", data=[key_object(key) for key in found])
 
     def create_key(self, name: str) -> Response:
         """Make a key; the answer alone holds its text."""
@@ -159,7 +141,7 @@ class AdminRoutes:
         body = validate(KeyBody, read_object())
         api_key, text = self._tenants.create_key(name, body.name)
         _note("key created", tenant=name, key_id=api_key.id)
-        return jsonify(_key_object(api_key) | {"api_key": text})
+        return jsonify(key_object(api_key) | {"api_key": text})
 
     def revoke_key(self, key_id: str) -> Response:
         """End a key for good."""
@@ -173,7 +155,7 @@ class AdminRoutes:
         """Return a page of dead jobs of all tenants, newest first."""
         query, _ = read_page_query(default_limit=_PAGE, max_limit=_MAX_PAGE)
         page = self._dead.page(query)
-        return jsonify(list_object([_dead_object(job) for job in page.items], page.has_more))
+        return jsonify(list_object([dead_object(job) for job in page.items], page.has_more))
 
     def retry(self, job_id: str) -> Response:
         """Queue a copy of a dead job; a repeat returns the same copy."""
@@ -196,7 +178,7 @@ class AdminRoutes:
         """Return a page of webhook endpoints that deliveries disabled, of all tenants."""
         query, _ = read_page_query(default_limit=_PAGE, max_limit=_MAX_PAGE)
         page = self._endpoints.disabled_page(query)
-        return jsonify(list_object([_disabled_object(one) for one in page.items], page.has_more))
+        return jsonify(list_object([disabled_object(one) for one in page.items], page.has_more))
 
     def list_switches(self) -> Response:
         """Return every switch with its value; null is off."""
@@ -237,17 +219,6 @@ class AdminRoutes:
         _note(action)
         return self.drain_state()
 
-    def _queue_object(self, name: str) -> dict[str, Any]:
-        depth = self._queue.depth(name)
-        return {
-            "name": name,
-            "ready": {priority.value: count for priority, count in depth.ready.items()},
-            "oldest_age_s": {priority.value: age for priority, age in depth.oldest_age_s.items()},
-            "later": depth.later,
-            "leased": depth.leased,
-            "totals": self._queue.totals(name),
-        }
-
 
 def set_up_admin(app: Flask, routes: AdminRoutes, admin_key: str, keyring: Keyring) -> None:
     """Make an application the admin's."""
@@ -279,54 +250,6 @@ def guard_admin(app: Flask, admin_key: str, keyring: Keyring) -> None:
 
 def _note(what: str, **fields: str | int | None) -> None:
     log.info(Event.ADMIN_ACTED, action=what, **fields)
-
-
-def _tenant_object(tenant: Tenant) -> dict[str, Any]:
-    return {
-        "object": "tenant",
-        "name": tenant.name,
-        "tier": tenant.tier.value,
-        "priorities": [priority.value for priority in Priority if priority in tenant.priorities],
-        "models": None if tenant.models is None else sorted(tenant.models),
-        "requests_per_min": tenant.limits.requests_per_min,
-        "tokens_per_min": tenant.limits.tokens_per_min,
-        "tokens_per_day": tenant.limits.tokens_per_day,
-    }
-
-
-def _key_object(key: ApiKey) -> dict[str, Any]:
-    return {
-        "id": key.id,
-        "object": "api_key",
-        "tenant": key.tenant,
-        "name": key.name,
-        "hint": key.hint,
-        "created_at": key.created_s,
-        "revoked_at": key.revoked_s,
-    }
-
-
-def _dead_object(job: DeadJob) -> dict[str, Any]:
-    return {
-        "id": job.id,
-        "object": "dead_job",
-        "tenant": job.tenant,
-        "queue": job.queue,
-        "priority": job.priority.value,
-        "losses": job.losses,
-        "created_at": job.arrival_s,
-        "finished_at": job.finished_s,
-    }
-
-
-def _disabled_object(endpoint: Endpoint) -> dict[str, Any]:
-    return {
-        "id": endpoint.id,
-        "object": "webhook_endpoint",
-        "tenant": endpoint.tenant,
-        "disabled_at": endpoint.disabled_s,
-        "disabled_reason": endpoint.disabled_reason,
-    }
 
 
 def _no_dead_job() -> RequestError:

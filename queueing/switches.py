@@ -2,8 +2,8 @@
 
 What sheds work is obeyed by the script that admits jobs, at once. What changes how jobs are run is
 read by workers, and draining by all processes, about once a second; without a store they go by what
-they knew last. Knows no
-worker and no HTTP. The script obeys the switch's name, so a name never changes its meaning.
+they knew last. Knows no worker and no HTTP. The script obeys the switch's name, so a name never
+changes its meaning.
 """
 
 import threading
