@@ -125,8 +125,7 @@ def _round_layer(
     """Round a layer's weights; for int8, smooth all its tensors first."""
     match quantisation.scheme:
         case Scheme.INT8:
-            largest = {part: rows.abs().amax(0) for part, rows in inputs.items()}
-            smooth(tensors, largest, config)
+            smooth(tensors, inputs, config)
             return {part: round_int8(weight) for part, weight in tensors.linears.items()}
         case Scheme.INT4:
             assert quantisation.group_size is not None, "int4 has groups"

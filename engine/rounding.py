@@ -24,6 +24,12 @@ def round_int8(weight: torch.Tensor) -> QuantisedWeight:
     return QuantisedWeight(Scheme.INT8, values, scales, weight.shape[1])
 
 
+def round_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Return what rows of activations become as bytes, each by its own largest value."""
+    scales = rows.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 127
+    return (rows / scales).round() * scales
+
+
 def round_int4(weight: torch.Tensor, rows: torch.Tensor, group_size: int) -> QuantisedWeight:
     """Round in groups of inputs, given typical rows of inputs, [T, in]."""
     moments = rows.T @ rows  # [in, in]

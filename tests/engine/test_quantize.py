@@ -89,7 +89,7 @@ def test_smoothing_and_rounding_to_bytes_keep_what_a_family_says(family, tmp_pat
 
     ours = answers_of(tmp_path / "int8", run_all, KernelChoice.REFERENCE)
 
-    assert share_equal(ours, answers_of(folder, run_all, KernelChoice.REFERENCE)) > 0.4
+    assert share_equal(ours, answers_of(folder, run_all, KernelChoice.REFERENCE)) > 0.3
 
 
 def test_a_quantised_folder_is_not_quantised_again(quantised, tmp_path):
