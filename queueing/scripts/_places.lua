@@ -10,7 +10,7 @@ local function ring(queue, priority)
   if priority ~= 'bulk' then push_token(urgent_bell_key(queue, priority)) end
 end
 
--- A job enters its tenant's line once its place there is written, so a tenant has to be told of before.
+-- Lines whose tenant is known to be among those with something ready: asked for once a call.
 local entered = {}
 local function put_ready(id, queue, priority, tenant, due_ms, deadline_ms)
   local line = tenant_ready_key(queue, priority, tenant)
