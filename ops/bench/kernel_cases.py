@@ -235,11 +235,11 @@ class CaseMaker:
         keys = (*head, 1, _BLOCK_SIZE, shape.head_dim)
         values = (*head, _BLOCK_SIZE, shape.head_dim, 1)
         if dtype is torch.int8:
-            full = (
-                torch.full(place, 127, dtype=dtype, device=self._device) for place in (keys, values)
+            cache = LayerCache(
+                torch.full(keys, 127, dtype=dtype, device=self._device),
+                torch.full(values, 127, dtype=dtype, device=self._device),
+                torch.full((*head, 2, _BLOCK_SIZE), float("nan"), device=self._device),
             )
-            scales = torch.full((*head, 2, _BLOCK_SIZE), float("nan"), device=self._device)
-            cache = LayerCache(*full, scales)
         else:
             cache = LayerCache(self._poison(*keys), self._poison(*values))
         rows, blocks = batch.row_starts.tolist(), batch.block_starts.tolist()

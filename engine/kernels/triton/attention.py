@@ -11,10 +11,9 @@ import triton
 import triton.language as tl
 
 from engine.kernels.interface import AttentionShape, RaggedBatch
-from engine.kernels.triton.tiles import dot_precision
+from engine.kernels.triton.tiles import column_tile, dot_precision, row_tile
 from engine.kv_cache import LayerCache
 
-_FEWEST_LANES = 16  # of a product on tensor cores
 _PROMPT_LANES = 64
 _TOKENS = 64
 
@@ -25,7 +24,7 @@ def attend(
     """Let each row's queries attend to its sequence's cached tokens up to itself, [T, H D]."""
     num_rows, num_sequences = len(qkv), len(batch.context_lengths)
     group = shape.num_heads // shape.num_kv_heads
-    lanes = _FEWEST_LANES if num_rows == num_sequences else _PROMPT_LANES
+    lanes = row_tile(group if num_rows == num_sequences else _PROMPT_LANES, qkv.dtype)
     lanes = max(lanes, triton.next_power_of_2(group))
     rows_per_tile = lanes // group
     out = torch.empty(
@@ -56,7 +55,7 @@ def attend(
         head_tile=max(16, triton.next_power_of_2(shape.head_dim)),
         lanes=lanes,
         rows_per_tile=rows_per_tile,
-        token_tile=_TOKENS if shape.head_dim <= 128 else _TOKENS // 2,
+        token_tile=column_tile(_TOKENS if shape.head_dim <= 128 else _TOKENS // 2, qkv.dtype),
         precision=dot_precision(qkv.dtype),
         num_stages=2,
     )

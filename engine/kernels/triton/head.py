@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.interface import Linear
-from engine.kernels.triton.tiles import dot_precision, row_tile
+from engine.kernels.triton.tiles import column_tile, dot_precision, row_tile
 
 _VOCABULARY_TILE = 128
 _INPUT_TILE = 64
@@ -18,10 +18,11 @@ _INPUT_TILE = 64
 
 def score_rows(x: torch.Tensor, weight: Linear, softcap: float | None) -> torch.Tensor:
     """Score the vocabulary, [R, V] float32."""
-    num_rows, rows = len(x), row_tile(len(x))
+    num_rows, rows = len(x), row_tile(len(x), x.dtype)
+    tile = column_tile(_VOCABULARY_TILE, x.dtype)
     out = torch.empty(num_rows, weight.num_out, dtype=torch.float32, device=x.device)
     if num_rows:
-        _score_rows[triton.cdiv(weight.num_out, _VOCABULARY_TILE), triton.cdiv(num_rows, rows)](
+        _score_rows[triton.cdiv(weight.num_out, tile), triton.cdiv(num_rows, rows)](
             x,
             weight.data,
             weight.data if weight.bias is None else weight.bias,
@@ -33,8 +34,8 @@ def score_rows(x: torch.Tensor, weight: Linear, softcap: float | None) -> torch.
             num_out=weight.num_out,
             num_in=weight.num_in,
             rows=rows,
-            tile=_VOCABULARY_TILE,
-            input_tile=_INPUT_TILE,
+            tile=tile,
+            input_tile=column_tile(_INPUT_TILE, x.dtype),
             precision=dot_precision(x.dtype),
         )
     return out
@@ -42,9 +43,10 @@ def score_rows(x: torch.Tensor, weight: Linear, softcap: float | None) -> torch.
 
 def pick_best(x: torch.Tensor, weight: Linear) -> torch.Tensor:
     """Return the token with the highest score of each row, the lowest of equals, [R] int32."""
-    num_rows, rows = len(x), row_tile(len(x))
+    num_rows, rows = len(x), row_tile(len(x), x.dtype)
+    tile = column_tile(_VOCABULARY_TILE, x.dtype)
     out = torch.empty(num_rows, dtype=torch.int32, device=x.device)
-    num_tiles = triton.cdiv(weight.num_out, _VOCABULARY_TILE)
+    num_tiles = triton.cdiv(weight.num_out, tile)
     scores = torch.empty(num_rows, num_tiles, dtype=torch.float32, device=x.device)
     token_ids = torch.empty(num_rows, num_tiles, dtype=torch.int32, device=x.device)
     if num_rows:
@@ -59,8 +61,8 @@ def pick_best(x: torch.Tensor, weight: Linear) -> torch.Tensor:
             num_out=weight.num_out,
             num_in=weight.num_in,
             rows=rows,
-            tile=_VOCABULARY_TILE,
-            input_tile=_INPUT_TILE,
+            tile=tile,
+            input_tile=column_tile(_INPUT_TILE, x.dtype),
             precision=dot_precision(x.dtype),
         )
         _best_of_tiles[(num_rows,)](

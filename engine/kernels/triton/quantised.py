@@ -18,7 +18,7 @@ _INPUT_TILE = 64
 
 def multiply_int8(x: torch.Tensor, weight: Linear) -> torch.Tensor:
     """Return x @ weight.T + bias; each row of x becomes bytes by its own largest value."""
-    num_rows, rows = len(x), row_tile(len(x))
+    num_rows, rows = len(x), row_tile(len(x), x.dtype)
     out = torch.empty(num_rows, weight.num_out, dtype=x.dtype, device=x.device)
     whole = torch.empty(num_rows, weight.num_in, dtype=torch.int8, device=x.device)
     row_scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)
@@ -45,7 +45,7 @@ def multiply_int8(x: torch.Tensor, weight: Linear) -> torch.Tensor:
 
 def multiply_int4(x: torch.Tensor, weight: Linear) -> torch.Tensor:
     """Return x @ weight.T + bias with the dequantised weight, of x's type."""
-    num_rows, rows = len(x), row_tile(len(x))
+    num_rows, rows = len(x), row_tile(len(x), x.dtype)
     out = torch.empty(num_rows, weight.num_out, dtype=x.dtype, device=x.device)
     assert weight.scales is not None, "half bytes have scales"
     _multiply_int4[triton.cdiv(weight.num_out, _OUTPUT_TILE), triton.cdiv(num_rows, rows)](
