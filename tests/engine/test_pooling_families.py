@@ -51,9 +51,10 @@ def vectors_of(engine, prompts, pooling):
         engine.add(Sequence(str(index), prompt_ids, nothing, pooling=pooling))
     vectors = {}
     while engine.has_work:
-        vectors |= {done.sequence_id: done.vector for done in engine.step().finished}
+        for done in engine.step().finished:
+            vectors[done.sequence_id] = torch.tensor(done.vector)
         engine.check_integrity()
-    return torch.tensor([vectors[str(index)].tolist() for index in range(len(prompts))])
+    return torch.stack([vectors[str(index)] for index in range(len(prompts))])
 
 
 @pytest.mark.parametrize("name", NAMES)
