@@ -37,7 +37,6 @@ class EngineObserver:
             for priority in Priority
         }
         self._prompt_tokens = self._engine.request_prompt_tokens.labels(model)
-        self._generation_tokens = self._engine.request_generation_tokens.labels(model)
 
     def loaded(self, facts: EngineFacts) -> None:
         """Say what the model runs on."""
@@ -86,7 +85,7 @@ class EngineObserver:
             reason = result.choices[0].finish_reason
         engine.generations_finished.labels(model, reason).inc()
         self._prompt_tokens.observe(result.usage.prompt_tokens)
-        self._generation_tokens.observe(result.usage.completion_tokens)
+        engine.request_generation_tokens.labels(model).observe(result.usage.completion_tokens)
         if clock.first_token is None or clock.last_token is None:
             return
         first = engine.time_to_first_token_seconds.labels(model, job.claim.priority.value)
