@@ -27,7 +27,7 @@ from queueing.queue import JobQueue
 from queueing.store import connect
 from queueing.wire import GenerateRequest, encode_request
 
-SLOTS = 8
+SLOTS = 32
 COALESCE_MS = 10.0
 _BACKLOG = 4 * SLOTS
 _URGENT_TOKENS, _BULK_TOKENS = 2, 200
