@@ -49,7 +49,7 @@ class LayerwiseRun:
         self._kernels = WatchingKernels()
         self._builder = WeightsBuilder(files, config, self._kernels, torch.float32)
         self._ropes = rope_tables(config, config.max_context, _CPU)
-        self._batch = _batch_of(texts)
+        self._batch = batch_of(texts)
         one_layer = replace(config, layers=config.layers[:1])
         num_blocks = len(self._batch.block_ids)
         cache = KvCache(one_layer, num_blocks, CacheFormat(_BLOCK_SIZE, torch.float32), _CPU)
@@ -80,7 +80,7 @@ class LayerwiseRun:
         self._kernels.forget()
 
 
-def _batch_of(texts: list[list[int]]) -> RaggedBatch:
+def batch_of(texts: list[list[int]]) -> RaggedBatch:
     """Lay all texts out as one step."""
     lengths = torch.tensor([len(text) for text in texts])
     positions = torch.cat([torch.arange(length) for length in lengths])

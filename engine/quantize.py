@@ -2,14 +2,15 @@
 
 Owns the order of work, layer by layer: see what goes into each linear layer when the model reads
 typical text, smooth or not, round, and let the next layer see what the rounded one makes of it.
-int8 layers compute with bytes of activations, which needs smoothing; int4 leaves activations alone.
+int8 layers compute with bytes of activations, which needs smoothing; int4 leaves activations alone,
+and its rounding is learned further when all layers are rounded.
 """
 
 import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,7 +19,9 @@ from safetensors.torch import save_file
 from engine.calibration import LayerwiseRun
 from engine.errors import UnsupportedModelError
 from engine.folder import CONFIG_NAME, WEIGHTS_INDEX_NAME, read_config, readable_files, weights_of
+from engine.learning import LearningKernels, learn_rounding
 from engine.model import stored_linear
+from engine.model.build import Placement, load_decoder_weights
 from engine.model.config import ModelConfig, Quantisation, Scheme
 from engine.model.families import QUANT_METHOD, read_model_config
 from engine.model.stored_linear import Part, StoredLinear
@@ -29,16 +32,25 @@ from engine.smoothing import LayerTensors, smooth
 
 _CPU = torch.device("cpu")
 WEIGHTS_NAME = "model.safetensors"
+_NUM_WATCHED = 48  # texts that are enough to know a layer's inputs by
 
 
-@torch.inference_mode()
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """What a rounded model is held to: texts, as token ids, and for int4 how long it learns."""
+
+    texts: list[list[int]]
+    num_steps: int
+
+
+@torch.no_grad()
 def quantise_folder(
-    source: Path, target: Path, quantisation: Quantisation, texts: list[list[int]]
+    source: Path, target: Path, quantisation: Quantisation, lessons: Lessons
 ) -> None:
     """Write a quantised copy of a model folder, without a manifest.
 
-    The texts, as token ids, are what the model is held to. Raise ModelFolderError when the source
-    does not do. A copy that was not finished has no config.json.
+    Raise ModelFolderError when the source does not do. A copy that was not finished has no
+    config.json.
     """
     config = read_model_config(source)
     if config.quantisation is not None:
@@ -46,15 +58,19 @@ def quantise_folder(
     target.mkdir(parents=True)
     with open_weights(source, _CPU) as files:
         edited = EditedWeights(files)
+        texts = lessons.texts[:_NUM_WATCHED]
         run = LayerwiseRun(edited, replace(config, quantisation=quantisation), texts)
+        rounded = []
         for index in range(config.num_layers):
             layer = _Layer(edited, config, index)
             tensors = layer.read()
             inputs = run.watch(index)
             with _one_thread():
-                rounded = _round_layer(tensors, inputs, quantisation, config)
-            layer.write(tensors, rounded)
+                rounded.append(_round_layer(tensors, inputs, quantisation, config))
+            layer.write(tensors, rounded[index])
             run.advance(index)
+        if quantisation.scheme is Scheme.INT4:
+            _learn(source, edited, rounded, lessons)
         save_file(edited.all(), target / WEIGHTS_NAME)
     _copy_the_rest(source, target, quantisation)
 
@@ -133,6 +149,23 @@ def _round_layer(
                 part: round_int4(weight, inputs[part], quantisation.group_size)
                 for part, weight in tensors.linears.items()
             }
+
+
+def _learn(
+    source: Path,
+    edited: EditedWeights,
+    rounded: list[dict[Part, QuantisedWeight]],
+    lessons: Lessons,
+) -> None:
+    """Replace rounded layers by learned ones."""
+    config = read_model_config(source)
+    longest = max(len(text) for text in lessons.texts)
+    placement = Placement(torch.bfloat16, _CPU, longest)
+    full = load_decoder_weights(source, config, LearningKernels(), placement)
+    learned = learn_rounding(full, config, rounded, lessons.texts, lessons.num_steps)
+    for index, layer in enumerate(learned):
+        norms = layer.norm_before_attention, layer.norm_before_feed_forward
+        _Layer(edited, config, index).write(LayerTensors({}, None, *norms), layer.weights)
 
 
 @contextmanager

@@ -6,12 +6,19 @@ What loads torch is imported in the command, as in ops/cli.py.
 
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from engine.errors import ModelFolderError
 from engine.model.config import Quantisation, Scheme
 from engine.registry import Manifest, Provenance, load_manifest, verify, write_manifest
+
+if TYPE_CHECKING:
+    from engine.quantize import Lessons
+
+# Learning needs more of them than rounding.
+_NUM_TEXTS = {Scheme.INT8: 32, Scheme.INT4: 128}
 
 
 @click.command()
@@ -32,16 +39,29 @@ from engine.registry import Manifest, Provenance, load_manifest, verify, write_m
     show_default=True,
     help="Inputs that share a scale, for int4.",
 )
-@click.option("--texts", default=32, show_default=True, help="Texts the model writes.")
-@click.option("--text-tokens", default=256, show_default=True, help="Tokens in each of them.")
+@click.option("--text-tokens", default=256, show_default=True, help="Tokens in each text.")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Steps of learning, for int4; each takes seconds for a hundred million weights.",
+)
 def quantize(
-    folder: Path, out: Path, scheme: str, group_size: str, texts: int, text_tokens: int
+    folder: Path,
+    out: Path,
+    scheme: str,
+    group_size: str,
+    text_tokens: int,
+    steps: int,
 ) -> None:
     """Round the linear layers of the model in FOLDER; the copy is made in OUT.
 
-    What rounding may change is judged by text that the model writes itself.
+    What rounding may change is judged by text that the model writes itself. With int4 the copy then
+    learns to answer as the model does.
     """
     from engine.own_text import own_text
+    from engine.quantize import Lessons
 
     if out.exists():
         raise click.ClickException(f"{out} exists already")
@@ -50,10 +70,11 @@ def quantize(
     try:
         manifest = load_manifest(folder)
         verify(folder, manifest)
-        click.echo(f"{manifest.name} writes {texts} texts of {text_tokens} tokens ...")
-        written = own_text(folder, texts, text_tokens)
+        num_texts = _NUM_TEXTS[quantisation.scheme]
+        click.echo(f"{manifest.name} writes {num_texts} texts of {text_tokens} tokens ...")
+        lessons = Lessons(own_text(folder, num_texts, text_tokens), steps)
         click.echo("Rounding layer by layer ...")
-        made = _make(folder, out, quantisation, written, manifest)
+        made = _make(folder, out, quantisation, lessons, manifest)
     except ModelFolderError as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"{out}: {made.name}, {made.quantisation}, {_mebibytes(made)} MiB")
@@ -64,7 +85,7 @@ def _make(
     folder: Path,
     out: Path,
     quantisation: Quantisation,
-    texts: list[list[int]],
+    lessons: "Lessons",
     manifest: Manifest,
 ) -> Manifest:
     from engine.quantize import quantise_folder
@@ -72,7 +93,7 @@ def _make(
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".making-", dir=out.parent) as scratch:
         made = Path(scratch) / out.name
-        quantise_folder(folder, made, quantisation, texts)
+        quantise_folder(folder, made, quantisation, lessons)
         provenance = Provenance(
             name=f"{manifest.name}-{quantisation.scheme}",
             source=f"{manifest.name} {manifest.version}, from {manifest.source}",

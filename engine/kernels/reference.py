@@ -133,7 +133,7 @@ class ReferenceKernels:
         """Rotate queries and keys in place and write keys and values to the cache."""
         heads = qkv.view(qkv.shape[0], -1, shape.head_dim)  # [T, H + 2 G, D]
         num_turned = shape.num_heads + shape.num_kv_heads
-        _rotate(heads[:, :num_turned], batch.positions, rope)
+        rotate(heads[:, :num_turned], batch.positions, rope)
         keys = heads[:, shape.num_heads : num_turned]  # [T, G, D]
         values = heads[:, num_turned:]  # [T, G, D]
         blocks = batch.slots // cache.block_size  # [T]
@@ -159,7 +159,7 @@ class ReferenceKernels:
             rows = slice(row_starts[index], row_starts[index + 1])
             blocks = batch.block_ids[block_starts[index] : block_starts[index + 1]]
             keys, values = _gather(cache, blocks, length)  # [G, length, D]
-            out[rows] = _attend_one(queries[rows], keys, values, shape)
+            out[rows] = attend_one(queries[rows], keys, values, shape)
         return out.flatten(1)  # [T, H D]
 
     def scores(self, x: torch.Tensor, weight: Linear, softcap: float | None) -> torch.Tensor:
@@ -206,7 +206,7 @@ def _normalise(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tenso
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
-def _rotate(heads: torch.Tensor, positions: torch.Tensor, rope: RopeTable) -> None:
+def rotate(heads: torch.Tensor, positions: torch.Tensor, rope: RopeTable) -> None:
     cosines = rope.cosines[positions][:, None]  # [T, 1, rotated / 2]
     sines = rope.sines[positions][:, None]
     half = cosines.shape[-1]
@@ -232,7 +232,7 @@ def _gather(
     return keys * scales[0], values * scales[1]
 
 
-def _attend_one(
+def attend_one(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, shape: AttentionShape
 ) -> torch.Tensor:
     num_rows = queries.shape[0]

@@ -12,7 +12,7 @@ from engine.loading import load_engine
 from engine.model.config import Quantisation, Scheme
 from engine.model.families import read_model_config
 from engine.model.weights import open_weights
-from engine.quantize import quantise_folder
+from engine.quantize import Lessons, quantise_folder
 from engine.rounding import round_int4, round_int8
 from engine.sequence import SamplingParams, Sequence
 from tests.support.family_models import edit_config, write_family_model
@@ -27,6 +27,10 @@ def some_texts():
     return [torch.randint(256, (length,), generator=generator).tolist() for length in (40, 7, 64)]
 
 
+def some_lessons(num_steps=2):
+    return Lessons(some_texts(), num_steps)
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     return write_family_model(tmp_path_factory.mktemp("source") / "model", "qwen2-yarn")
@@ -35,7 +39,7 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module", params=[INT8, INT4], ids=["int8", "int4"])
 def quantised(request, source, tmp_path_factory):
     target = tmp_path_factory.mktemp("target") / "model"
-    quantise_folder(source, target, request.param, some_texts())
+    quantise_folder(source, target, request.param, some_lessons())
     return target
 
 
@@ -85,7 +89,7 @@ def test_all_else_in_the_folder_is_copied(source, quantised):
 @pytest.mark.parametrize("family", ["gemma2", "phi3", "olmo2"])
 def test_smoothing_and_rounding_to_bytes_keep_what_a_family_says(family, tmp_path, run_all):
     folder = write_family_model(tmp_path / "model", family)
-    quantise_folder(folder, tmp_path / "int8", INT8, some_texts())
+    quantise_folder(folder, tmp_path / "int8", INT8, some_lessons())
 
     ours = answers_of(tmp_path / "int8", run_all, KernelChoice.REFERENCE)
 
@@ -94,7 +98,7 @@ def test_smoothing_and_rounding_to_bytes_keep_what_a_family_says(family, tmp_pat
 
 def test_a_quantised_folder_is_not_quantised_again(quantised, tmp_path):
     with pytest.raises(UnsupportedModelError, match="already"):
-        quantise_folder(quantised, tmp_path / "again", INT8, some_texts())
+        quantise_folder(quantised, tmp_path / "again", INT8, some_lessons())
 
 
 def test_quantised_numbers_are_never_taken_for_weights(quantised):
@@ -107,7 +111,7 @@ def test_quantised_numbers_are_never_taken_for_weights(quantised):
 
 
 def test_a_group_size_that_is_not_stated_is_refused(source, tmp_path):
-    quantise_folder(source, tmp_path / "int4", INT4, some_texts())
+    quantise_folder(source, tmp_path / "int4", INT4, some_lessons())
     stated = json.loads((tmp_path / "int4" / "config.json").read_text())["quantization_config"]
     edit_config(tmp_path / "int4", quantization_config=stated | {"group_size": None})
 

@@ -21,11 +21,11 @@ def run(*arguments):
     ("options", "quantisation"),
     [
         (["--scheme", "int8"], "int8"),
-        (["--scheme", "int4", "--group-size", "128"], "int4 in groups of 128"),
+        (["--scheme", "int4", "--group-size", "128", "--steps", "2"], "int4 in groups of 128"),
     ],
 )
 def test_a_quantised_copy_says_in_its_manifest_what_it_is(folder, tmp_path, options, quantisation):
-    result = run(folder, "-o", tmp_path / "copy", "--texts=4", "--text-tokens=24", *options)
+    result = run(folder, "-o", tmp_path / "copy", "--text-tokens=24", *options)
 
     assert result.exit_code == 0, result.output
     manifest = load_manifest(tmp_path / "copy")

@@ -1,0 +1,82 @@
+"""Learned rounding: it computes as serving does, and brings answers nearer to the full model's."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.calibration import batch_of
+from engine.kernels.reference import ReferenceKernels
+from engine.kv_cache import CacheFormat, KvCache
+from engine.learning import LearningKernels
+from engine.model.build import Placement, load_decoder_weights
+from engine.model.config import Quantisation, Scheme
+from engine.model.decoder import Decoder
+from engine.model.families import read_model_config
+from engine.quantize import Lessons, quantise_folder
+from tests.support.family_models import write_family_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Let one thread compute: for tensors this small, two wait for each other most of the time."""
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(2)
+
+
+def some_texts():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(256, (length,), generator=generator).tolist() for length in (30, 48, 21)]
+
+
+def log_probabilities(folder, kernels):
+    """Return what a model foretells at each token of the texts."""
+    batch = batch_of(some_texts())
+    config = read_model_config(folder)
+    weights = load_decoder_weights(folder, config, kernels, Placement(torch.bfloat16, CPU, 64))
+    cache = KvCache(config, len(batch.block_ids), CacheFormat(16, torch.bfloat16), CPU)
+    decoder = Decoder(weights, kernels, cache)
+    hidden = decoder.forward(replace(batch, sampled_rows=torch.arange(len(batch.token_ids))))
+    return decoder.scores(hidden).log_softmax(-1)
+
+
+def serving():
+    return ReferenceKernels(torch.bfloat16, is_packed=False)
+
+
+@pytest.mark.parametrize("family", ["llama-llama3", "gemma2", "olmo2"])
+def test_what_is_learned_through_is_what_serves(family, tmp_path):
+    folder = write_family_model(tmp_path / "model", family)
+
+    ours = log_probabilities(folder, LearningKernels())
+
+    torch.testing.assert_close(ours, log_probabilities(folder, serving()), rtol=1e-3, atol=1e-2)
+
+
+def test_learning_brings_answers_nearer_to_the_full_models(tmp_path):
+    folder = write_family_model(tmp_path / "model", "llama-llama3")
+    full = log_probabilities(folder, serving())
+    distances = []
+    for num_steps in (1, 25):
+        copy = tmp_path / f"{num_steps}-steps"
+        lessons = Lessons(some_texts(), num_steps)
+        quantise_folder(folder, copy, Quantisation(Scheme.INT4, 48), lessons)
+        found = log_probabilities(copy, serving())
+        distances.append(
+            torch.nn.functional.kl_div(found, full, reduction="batchmean", log_target=True)
+        )
+
+    assert distances[1] < 0.9 * distances[0]
+
+
+def test_the_same_lessons_teach_the_same(tmp_path):
+    folder = write_family_model(tmp_path / "model", "gemma2")
+    for name in ("one", "other"):
+        lessons = Lessons(some_texts(), num_steps=3)
+        quantise_folder(folder, tmp_path / name, Quantisation(Scheme.INT4, 16), lessons)
+
+    one, other = (tmp_path / name / "model.safetensors" for name in ("one", "other"))
+    assert one.read_bytes() == other.read_bytes()
