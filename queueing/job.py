@@ -5,9 +5,9 @@
       │ └──release──────┘  └─lease ran out: queued again, or dead after max_losses
       └──cancel / deadline──> cancelled | expired        (cancel also ends a running job)
 
-completed, failed, expired, cancelled and dead are terminal: the first to arrive stays. Prompts are
-one kind of job; a webhook delivery and a batch tick are jobs of other queues, claimed and leased by
-the same scripts.
+completed, failed, expired, cancelled and dead are terminal: the first to arrive stays. A prompt job
+is of one of two kinds, by what is made of the prompt; a webhook delivery and a batch tick are jobs
+of other queues, claimed and leased by the same scripts.
 """
 
 import secrets

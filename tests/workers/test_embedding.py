@@ -7,7 +7,7 @@ from base64 import b64decode
 from time import monotonic
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from engine.plan import Completion
 from engine.sequence import FinishReason, Pooling
@@ -18,7 +18,7 @@ from queueing.queue import JobQueue
 from queueing.store import connect
 from queueing.token_stream import TokenStreams
 from queueing.wire import EmbedRequest, UnknownVersion, decode_request, encode_request
-from tests.support.fake_engine import byte_tokenizer, expected_vector, fake_engine
+from tests.support.fake_engine import HUNGRY, byte_tokenizer, expected_vector, fake_engine
 from tests.support.jobs import MODEL, TENANT, a_job, claim_one, enqueue
 from workers.delivery import Delivery
 from workers.embedding import encode_vector, prepare_embedding
@@ -141,6 +141,17 @@ def test_an_input_that_the_engine_refuses_fails_its_job(bench):
     assert error.code is FailureCode.CONTEXT_LENGTH_EXCEEDED
 
 
+def test_an_input_too_large_for_the_devices_memory_is_read_in_smaller_chunks(bench):
+    prompt = HUNGRY + "x" * 100
+    running = bench.start(prompt=prompt)
+
+    while bench.record(running).state is JobState.RUNNING:
+        bench.turn()
+
+    vector = struct.unpack("<8f", b64decode(bench.record(running).result.vector))
+    assert array("f", vector) == expected_vector(TOKENIZER.encode(prompt))
+
+
 def test_a_vector_that_is_not_of_numbers_fails_its_job(bench):
     running = bench.start()
 
@@ -157,11 +168,13 @@ def test_embeddings_are_counted_apart_from_generations(bench):
 
     bench.turn(2)
 
-    told = generate_latest(bench.registry).decode()
-    labels = f'finish_reason="pooled",model="{MODEL}"'
-    assert f"promptmill_embeddings_finished_total{{{labels}}} 1.0" in told
-    assert f'promptmill_request_generation_tokens_count{{model="{MODEL}"}}' not in told
-    assert "promptmill_generations_finished_total{" not in told
+    def told(name, **labels):
+        return bench.registry.get_sample_value(name, {"model": MODEL, **labels}) or 0
+
+    assert told("promptmill_embeddings_finished_total", finish_reason="pooled") == 1
+    assert told("promptmill_request_prompt_tokens_sum") == 10
+    assert told("promptmill_request_generation_tokens_count") == 0
+    assert told("promptmill_generations_finished_total", finish_reason="pooled") == 0
 
 
 def test_a_worker_that_knows_no_kinds_hands_an_embedding_back():
