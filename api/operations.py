@@ -183,7 +183,7 @@ OPERATIONS: dict[str, Operation] = {
             _one_of("stream", ["true", "false"], "Follow it as it comes."),
             Query("starting_after", {"type": "integer", "minimum": 0}, "Events seen already."),
             _one_of("include[]", [LOGPROBS], "Of a response made with them; told in any case."),
-            _one_of("include_obfuscation", ["true", "false"], "Not served; taken and ignored."),
+            _one_of("include_obfuscation", ["false"], "Padding of events, which is not served."),
         ),
     ),
     "responses.cancel": Operation("OpenAI", Answer(ResponseObject)),

@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ops.client import Client
+from ops.client import CHAT, Client
 from ops.connection import Connection
 from ops.settings import Settings
 from ops.up import connection_file
@@ -69,26 +69,29 @@ def batch() -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Where answers go.",
 )
-def batch_run(file: Path, output: Path) -> None:
-    """Upload a JSONL file of chat completion requests, wait for it, and fetch its output.
+@click.option("--endpoint", default=CHAT, show_default=True, help="What its lines ask.")
+def batch_run(file: Path, output: Path, endpoint: str) -> None:
+    """Upload a JSONL file of requests for one endpoint, wait for it, and fetch its output.
 
     Lines that failed go to OUTPUT with `.errors` before its suffix.
     """
     if not output.parent.is_dir():
         raise click.BadParameter(f"there is no folder {output.parent}", param_hint="--output")
     client = _client()
-    created = client.create_batch(client.upload(file))
+    created = client.create_batch(client.upload(file), endpoint)
     last = _last_of(client.batch_progress(created["id"]))
-    if last["status"] == "failed":
-        for problem in last["errors"]["data"]:
-            click.echo(f"line {problem['line']}: {problem['message']}", err=True)
-        raise click.ClickException(f"{last['id']} failed: nothing was run")
     errors = output.with_name(f"{output.stem}.errors{output.suffix}")
     for file_id, path in ((last["output_file_id"], output), (last["error_file_id"], errors)):
         if file_id:
             path.write_bytes(client.content(file_id))
             click.echo(f"wrote {path}")
     counts = last["request_counts"]
+    if last["status"] == "failed":
+        for problem in last["errors"]["data"]:
+            place = "" if problem["line"] is None else f"line {problem['line']}: "
+            click.echo(f"{place}{problem['message']}", err=True)
+        done = f"{counts['completed']} answered" if counts["completed"] else "nothing was run"
+        raise click.ClickException(f"{last['id']} failed: {done}")
     click.echo(f"{last['status']}: {counts['completed']} answered, {counts['failed']} failed")
 
 

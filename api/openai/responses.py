@@ -74,6 +74,9 @@ class ResponseRoutes:
         query = read_query("stream", "starting_after", "include_obfuscation", _INCLUDE)
         record, asked = self._known(response_id)
         _check_include(query, asked)
+        if _is_true(query, "include_obfuscation"):
+            message = "include_obfuscation is not supported here"
+            raise RequestError(FailureCode.UNSUPPORTED_PARAMETER, message, "include_obfuscation")
         if _is_true(query, "stream"):
             return self._again(record, asked, query)
         return jsonify(response_object(record, asked))
@@ -103,9 +106,6 @@ class ResponseRoutes:
         return response
 
     def _again(self, record: JobRecord, asked: GenerateRequest, query: dict[str, str]) -> Response:
-        if _is_true(query, "include_obfuscation"):
-            message = "include_obfuscation is not supported here"
-            raise RequestError(FailureCode.UNSUPPORTED_PARAMETER, message, "include_obfuscation")
         if not (asked.stream and is_background(asked)):
             message = "stream: only of a response made with background: true and stream: true"
             raise RequestError(FailureCode.INVALID_REQUEST, message, "stream")

@@ -140,7 +140,18 @@ def test_a_repeat_that_its_client_marks_gets_the_first_response(client):
     assert again.json["id"] == first.json["id"]
 
 
-@pytest.mark.parametrize("query", ["?stream=true&starting_after=x", "?stream=maybe", "?x=1"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "?stream=true&starting_after=x",
+        "?stream=maybe",
+        "?x=1",
+        "?include_obfuscation=true",
+        "?include[]=message.output_text.logprobs",
+        "?include[]=reasoning.encrypted_content",
+        "?include=message.output_text.logprobs",
+    ],
+)
 def test_a_query_out_of_shape_is_400(client, query):
     made = client.post(RESPONSES, json=GOOD[RESPONSES] | {"stream": True})
 

@@ -60,10 +60,10 @@ def held_worker(stack):
     worker.resume()
 
 
-def batch_file(folder, *bodies):
+def batch_file(folder, *bodies, url="/v1/chat/completions"):
     path = folder / "lines.jsonl"
     lines = (
-        {"custom_id": f"line-{n}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        {"custom_id": f"line-{n}", "method": "POST", "url": url, "body": body}
         for n, body in enumerate(bodies)
     )
     path.write_text("\n".join(json.dumps(line) for line in lines))
@@ -169,6 +169,17 @@ def test_a_batch_file_becomes_an_output_and_an_error_file(run, tmp_path):
     (error,) = (tmp_path / "answers.errors.jsonl").read_text().splitlines()
     assert json.loads(answer)["custom_id"] == "line-0"
     assert json.loads(error)["custom_id"] == "line-1"
+
+
+def test_a_batch_file_may_be_for_another_endpoint(run, tmp_path):
+    url = "/v1/completions"
+    file = batch_file(tmp_path, {"model": "tiny", "prompt": "Hello", "max_tokens": 4}, url=url)
+
+    ran = run("batch", "run", str(file), "-o", str(tmp_path / "a.jsonl"), "--endpoint", url)
+
+    assert ran.stdout.splitlines()[-1] == "completed: 1 answered, 0 failed"
+    answer = json.loads((tmp_path / "a.jsonl").read_text())
+    assert answer["response"]["body"]["object"] == "text_completion"
 
 
 def test_a_batch_file_with_an_unparsable_line_runs_nothing_and_says_which(run, tmp_path):
