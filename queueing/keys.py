@@ -205,9 +205,10 @@ LUA_FAMILIES = (
 )
 
 
-def lua_key_functions() -> str:
-    """Return the Lua functions that spell keys, for the head of every script."""
-    return "".join(family.as_lua() for family in LUA_FAMILIES)
+def lua_key_functions(text: str) -> str:
+    """Return the Lua functions that spell the keys of a script's text, for its head."""
+    used = (family for family in LUA_FAMILIES if f"{family.name}_key(" in text)
+    return "".join(family.as_lua() for family in used)
 
 
 def idempotency_key(tenant: str, idempotency: Idempotency) -> str:

@@ -5,6 +5,7 @@ A call that failed because of the store raises StoreUnavailable, never a redis e
 hangs longer than the client's timeouts.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -73,22 +74,33 @@ def _refusal(error: redis.ResponseError) -> str | None:
     return None
 
 
-# What all verbs share, in the order in which each part needs those before it.
+# What verbs share, in the order in which each part needs those before it.
 _PARTS = ("_head", "_tenants", "_places", "_events", "_batches", "_ends")
+_RUN = "local reply = verb()\nwrite_gathered()\nreturn reply\n"
 
 
 @cache
 def script_text(name: str, *, allow_oom: bool) -> str:
-    """Return a verb's whole script: flags, key functions, the shared parts, the verb.
+    """Return a verb's whole script: flags, key functions, shared parts, the verb.
 
-    The verb becomes a function, so that what it gathered is written wherever it returns.
+    The verb becomes a function, so that what it gathered is written wherever it returns. All but
+    the verb is run at every call, so that it gets no parts that nothing in it names.
     """
     flags = "#!lua flags=allow-oom\n" if allow_oom else "#!lua\n"
-    head = "local P = KEYS[1]\n" + keys.lua_key_functions()
-    shared = "".join((_SCRIPTS / f"{part}.lua").read_text() for part in _PARTS)
-    verb = (_SCRIPTS / f"{name}.lua").read_text()
-    run = "local reply = verb()\nwrite_gathered()\nreturn reply\n"
-    return f"{flags}{head}{shared}local function verb()\n{verb}end\n{run}"
+    text = f"local function verb()\n{_source(name)}end\n{_RUN}"
+    for part in reversed(_PARTS):
+        if _names_something_of(_source(part), text):
+            text = _source(part) + text
+    return f"{flags}local P = KEYS[1]\n{keys.lua_key_functions(text)}{text}"
+
+
+def _source(name: str) -> str:
+    return (_SCRIPTS / f"{name}.lua").read_text()
+
+
+def _names_something_of(part: str, text: str) -> bool:
+    made = re.findall(r"^local (?:function )?(\w+)", part, re.MULTILINE)
+    return re.search(rf"\b({'|'.join(made)})\b", text) is not None
 
 
 class Script:

@@ -2,11 +2,6 @@
 
 local function is_terminal(state) return state ~= 'queued' and state ~= 'running' end
 
--- True for the newest lease, while it is held. job: state, fence.
-local function entitles(job, fence) return job.state == 'running' and job.fence == fence end
-
-local function holds(id, fence) return entitles(read_job(id, { 'state', 'fence' }), fence) end
-
 -- What a job's end has to know of it.
 local ENDING = { 'queue', 'priority', 'tenant', 'state', 'cost', 'bytes', 'webhook', 'batch', 'line', 'custom_id',
   'silent' }

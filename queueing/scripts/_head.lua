@@ -88,3 +88,8 @@ local function read_job(id, names)
   for index, name in ipairs(names) do job[name] = values[index] or nil end
   return job
 end
+
+-- True for the newest lease, while it is held. job: state, fence.
+local function entitles(job, fence) return job.state == 'running' and job.fence == fence end
+
+local function holds(id, fence) return entitles(read_job(id, { 'state', 'fence' }), fence) end
