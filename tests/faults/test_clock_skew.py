@@ -91,7 +91,7 @@ def skews_s(hooks: Receiver, count: int) -> list[float]:
 
 @pytest.mark.fault("F19")
 def test_wrong_clocks_move_neither_deadlines_nor_leases(stack, client, hooks):
-    count = amount(quick=20, soak=150)
+    count = amount(quick=20, soak=152)
     set_clocks(stack, api=HOUR_S, engine=-HOUR_S, cpu=HOUR_S)
     ids = submit(client, "apart", count, hooks.url())
     jobs = read_ends(client, ids)
