@@ -80,10 +80,10 @@ class LocalStack:
         self._wait("store", lambda: _store_answers(self._redis_url))
 
     def start_api(self) -> None:
-        """Start the API and wait until it is ready; raises StackError."""
+        """Start the API and wait until it answers, be it that it drains; raises StackError."""
         _check_free(self._api_port, "PROMPTMILL_API_PORT")
         self._start("api", _promptmill("api"), grace_s=15.0)
-        self._wait("api", lambda: _is_up(f"{self.connection.url}/readyz"))
+        self._wait("api", lambda: _is_up(f"{self.connection.url}/livez"))
 
     def start_workers(self) -> None:
         """Start engine workers, CPU worker and beat, unwaited for: jobs keep in the queue."""

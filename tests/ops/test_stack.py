@@ -4,6 +4,7 @@ import json
 import socket
 import stat
 
+import httpx
 import pytest
 
 from ops.connection import Connection
@@ -12,6 +13,8 @@ from ops.settings import Settings
 from ops.stack import LocalStack, StackError, free_port, with_models
 from ops.stack_secrets import StackSecrets
 from ops.supervisor import Supervisor
+from queueing.store import connect
+from queueing.switches import Switch, SwitchBoard
 from queueing.webhook_signature import WebhookSecret
 
 
@@ -47,6 +50,17 @@ def test_a_part_that_dies_each_time_it_starts_is_given_up_at_once(make_stack, su
         stack.start_api()
 
     assert "no-model/manifest.json" in supervisor.log("api").read_text()
+
+
+def test_an_installation_that_was_left_draining_starts_all_the_same(make_stack, redis_url):
+    with connect(redis_url) as client:
+        SwitchBoard(client).flip(Switch.DRAIN, 1)
+    stack = make_stack(api_port=free_port(), redis_url=redis_url)
+
+    stack.start_api()
+
+    ready = httpx.get(f"{stack.connection.url}/readyz", trust_env=False)
+    assert ready.json() == {"status": "draining"}
 
 
 def test_a_part_that_cannot_be_started_is_an_error_of_the_stack(make_stack, tmp_path):
