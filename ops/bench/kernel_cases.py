@@ -172,7 +172,7 @@ class CaseMaker:
 
         def score_of_best(kernels: Kernels) -> torch.Tensor:
             best = kernels.best(x, kernels.pack(weight, None, None)).long()
-            return scores.gather(1, best[:, None])
+            return scores.gather(1, best.clamp(0, num_tokens - 1)[:, None])
 
         def score(kernels: Kernels) -> torch.Tensor:
             return kernels.scores(x, kernels.pack(weight, None, None), 30.0)
