@@ -268,7 +268,7 @@ def test_errors_are_the_clients_own_classes(stack):
     with pytest.raises(openai.BadRequestError, match="endpoint must be"):
         stack.client.batches.create(
             input_file_id="file-" + "0" * 22,
-            endpoint="/v1/embeddings",
+            endpoint="/v1/moderations",
             completion_window="24h",
         )
 

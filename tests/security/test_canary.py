@@ -217,27 +217,32 @@ def through_a_crash(installation, marker):
     return deadly
 
 
-def through_a_batch(installation, marker):
-    http = installation.http
-    bodies = [
-        {"model": MODEL, "messages": [{"role": "user", "content": marker}], "max_tokens": 9},
+def through_batches(installation, marker):
+    said = {"role": "user", "content": marker}
+    chats = [
+        {"model": MODEL, "messages": [said], "max_tokens": 9},
         {"model": MODEL, "messages": [{"role": "user", "content": marker * 900}]},
-        {"model": MODEL, "messages": [{"role": "user", "content": marker}], "surprise": marker},
+        {"model": MODEL, "messages": [said], "surprise": marker},
     ]
+    responses = [
+        {"model": MODEL, "input": marker, "instructions": marker, "max_output_tokens": 9},
+        {"model": MODEL, "input": [said | {"content": []}, {"surprise": marker}]},
+    ]
+    return [
+        *through_a_batch(installation, "/v1/chat/completions", chats),
+        *through_a_batch(installation, "/v1/responses", responses),
+    ]
+
+
+def through_a_batch(installation, endpoint, bodies):
+    http = installation.http
     lines = "".join(
-        json.dumps(
-            {"custom_id": str(n), "method": "POST", "url": "/v1/chat/completions", "body": body}
-        )
-        + "\n"
+        json.dumps({"custom_id": str(n), "method": "POST", "url": endpoint, "body": body}) + "\n"
         for n, body in enumerate(bodies)
     )
     upload = {"file": ("lines.jsonl", io.BytesIO(lines.encode()))}
     file_id = http.post("/v1/files", data={"purpose": "batch"}, files=upload).json()["id"]
-    body = {
-        "input_file_id": file_id,
-        "endpoint": "/v1/chat/completions",
-        "completion_window": "24h",
-    }
+    body = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h"}
     path = f"/v1/batches/{http.post('/v1/batches', json=body).json()['id']}"
     installation.cluster.wait_until(lambda: http.get(path).json()["status"] == "completed")
     batch = http.get(path).json()
@@ -269,7 +274,7 @@ def test_a_marker_is_in_its_own_keys_alone_and_erased_everywhere(installation):
     client = installation.cluster.client
     with Monitor(client) as monitor:
         erasable, said, told = through_every_success(installation, marker)
-        erasable += through_a_batch(installation, marker)
+        erasable += through_batches(installation, marker)
         erasable += through_every_failure(installation, marker)
         passing = secrets.token_hex(16)
         through_every_live_answer(installation.http, passing)
