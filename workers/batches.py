@@ -45,6 +45,7 @@ from workers.batch_run import BatchRun
 
 # Beyond every line that a file can have.
 _LAST_LINE = 2**53
+_WAIT_NOTE = "lines wait: the tenant's tokens are used up"
 _ERASED = JobError(
     FailureCode.RESULT_EXPIRED, "the line's result was erased before the batch had written it"
 )
@@ -182,7 +183,8 @@ class BatchTicker:
                 self._queue.enqueue_many(chunk.jobs)
             except QueueFull:
                 return self._limits.full_s
-            run.record(replace(run.write(chunk.refused), cursor=chunk.end))
+            notes = _with_wait(run.progress.notes, is_waiting=chunk.wait_s > 0)
+            run.record(replace(run.write(chunk.refused), cursor=chunk.end, notes=notes))
             if chunk.wait_s > 0:
                 return min(chunk.wait_s, run.left_s)
         return 0.0
@@ -255,6 +257,12 @@ class BatchTicker:
         message = "the batch's record is gone"
         result = JobResult.failure(JobState.FAILED, FailureCode.NOT_FOUND, message)
         self._queue.finish(Outcome(lease, result))
+
+
+def _with_wait(notes: tuple[str, ...], *, is_waiting: bool) -> tuple[str, ...]:
+    """Return the notes with a word of what the batch waits for, as long as it does."""
+    others = tuple(note for note in notes if note != _WAIT_NOTE)
+    return (*others, _WAIT_NOTE) if is_waiting else others
 
 
 def _why_not_run(progress: Progress) -> NotRun:

@@ -5,7 +5,7 @@ nothing here reads the input file.
 
 Beside `24h`, which OpenAI's clients know, `completion_window` takes a number with s, m, h or d up
 to seven days, for example `30m`. The batch object has one field of ours: `notes`, what was
-tolerated in the input file.
+tolerated in the input file and what the batch waits for.
 """
 
 import re

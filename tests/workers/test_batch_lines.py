@@ -207,12 +207,14 @@ def test_live_calls_that_take_all_tokens_hold_lines_up_until_there_are_some(benc
     bench.admission.take(DEFAULT_TENANT, bench.tenant.limits, 15 * COST)
     batch_id = bench.create(as_jsonl(map(a_line, ids(2))))
     bench.tick()
-    waiting = bench.read(batch_id).progress.cursor.num_requests
+    waiting = bench.read(batch_id).progress
 
     batch = bench.settle(batch_id)
 
-    assert waiting == 0
+    assert waiting.cursor.num_requests == 0
+    assert "tokens are used up" in waiting.notes[0]
     assert batch.progress.completed == 2
+    assert batch.progress.notes == ()
 
 
 def test_lines_count_as_tokens_and_not_as_requests(bench):
@@ -248,6 +250,7 @@ def test_a_window_that_ends_before_the_tokens_come_expires_the_lines_that_waited
     assert batch.status is BatchStatus.EXPIRED
     bench.check_conserved(batch, ids(10))
     assert batch.progress.completed == 6
+    assert "tokens are used up" in batch.progress.notes[0]
 
 
 def test_a_line_beyond_a_whole_days_tokens_is_refused_and_the_rest_runs(bench):
