@@ -82,6 +82,22 @@ class CrashingBench(BatchBench):
         assert self.queue.depth(BATCH_QUEUE).leased == 0
         return batch
 
+    def lose_input(self, batch_id: str) -> None:
+        name = self.read(batch_id).input_file.removeprefix("file-")
+        (self.files.folder / name).unlink(missing_ok=True)
+
+    def check_given_up(self, batch_id: str) -> Batch:
+        """What was answered is in the output, no line is in two places, and nothing is left."""
+        batch = self.read(batch_id)
+        output = [line["custom_id"] for line in self.lines(batch.output_file)]
+        error = [line["custom_id"] for line in self.lines(batch.error_file)]
+        assert {f"say {custom_id}" for custom_id in output} == set(self.num_runs)
+        assert len({*output, *error}) == len(output) + len(error)
+        assert (batch.progress.completed, batch.progress.failed) == (len(output), len(error))
+        assert list(self.client.scan_iter("{pm}:job:job_*")) == []
+        assert self.queue.depth(BATCH_QUEUE).leased == 0
+        return batch
+
 
 @pytest.fixture
 def bench(redis_url, tmp_path) -> Iterator[CrashingBench]:
@@ -91,7 +107,10 @@ def bench(redis_url, tmp_path) -> Iterator[CrashingBench]:
 
 
 def kill_at_every_effect(
-    bench: CrashingBench, midway: Callable[[str], object], window_s: int = 86_400
+    bench: CrashingBench,
+    midway: Callable[[str], object],
+    window_s: int = 86_400,
+    check: Callable[[CrashingBench, str], Batch] = CrashingBench.check,
 ) -> tuple[int, set[BatchStatus]]:
     """Run one batch for each effect there is; return how many there were and how they ended."""
     ends = set()
@@ -101,7 +120,7 @@ def kill_at_every_effect(
         bench.num_runs.clear()
         batch_id = bench.create(LINES, window=3, window_s=window_s)
         is_killed = bench.run_to_end(batch_id, num_effects, lambda: midway(batch_id))  # noqa: B023
-        ends.add(bench.check(batch_id).status)
+        ends.add(check(bench, batch_id).status)
         num_effects += 1
     return num_effects, ends
 
@@ -133,6 +152,15 @@ def test_an_expiring_batch_survives_a_kill_before_any_effect(bench):
     )
 
     assert ends <= {BatchStatus.EXPIRED, BatchStatus.COMPLETED}
+    assert num_effects > 40
+
+
+def test_a_batch_that_is_given_up_survives_a_kill_before_any_effect(bench):
+    num_effects, ends = kill_at_every_effect(
+        bench, midway=bench.lose_input, check=CrashingBench.check_given_up
+    )
+
+    assert ends == {BatchStatus.FAILED}
     assert num_effects > 40
 
 
