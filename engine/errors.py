@@ -99,7 +99,7 @@ class KernelsMissingError(EngineError):
     def __init__(self, kernels: str, device: str) -> None:
         super().__init__(
             f"no {kernels} kernels for this {device}: native ones are for a CPU, compiled by "
-            "`python -m engine.build`, Triton's for a GPU"
+            "`python -m engine.build`, Triton's for a GPU, with a C compiler and Python's headers"
         )
 
 

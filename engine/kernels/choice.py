@@ -5,6 +5,9 @@ CPU build does not bring it.
 """
 
 from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
+from sysconfig import get_path
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,4 +55,11 @@ def _triton(dtype: torch.dtype, device: torch.device) -> "TritonKernels | None":
     from engine.kernels.triton.kernels import TritonKernels
     from engine.kernels.triton.tiles import is_interpreted
 
-    return TritonKernels(dtype) if device.type == "cuda" or is_interpreted() else None
+    can_run = is_interpreted() or (device.type == "cuda" and _has_compiler())
+    return TritonKernels(dtype) if can_run else None
+
+
+def _has_compiler() -> bool:
+    """Tell whether there is what Triton compiles its launchers with: a C compiler, and headers."""
+    headers = Path(get_path("include"), "Python.h")
+    return headers.exists() and any(map(which, ("gcc", "clang")))

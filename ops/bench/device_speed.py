@@ -18,6 +18,7 @@ import torch
 from engine.config import ComputeType, EngineConfig, KernelChoice
 from engine.engine import Engine
 from engine.loading import load_engine
+from engine.model.config import ModelConfig
 from engine.model.families import read_model_config
 from engine.sequence import SamplingParams, Sequence
 from ops.bench.closed_loop import Answer, run_closed_loop
@@ -89,40 +90,50 @@ class _Client:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a step reads, and a prompt's token multiplies: all layers, and the head for a step."""
+
+    layer_bytes: float
+    head_bytes: float
+    token_bytes: float  # of the cache
+    value_bytes: int
+
+    def step_bytes(self, batch: int, context: int) -> float:
+        """Count what a step of single tokens has to read."""
+        return self.layer_bytes + self.head_bytes + batch * context * self.token_bytes
+
+    @property
+    def token_flop(self) -> float:
+        """Count what a token of a prompt costs in products with weights; attention is left out."""
+        return 2 * self.layer_bytes / self.value_bytes
+
+
 def _measure(task: Task, in_flight: int, *, has_graphs: bool) -> Speed:
     """Load an engine, measure it and give its memory back."""
-    is_gpu = task.settings["device"] == "cuda"
+    settings = task.settings
+    is_gpu = settings["device"] == "cuda"
     if is_gpu:
         torch.cuda.reset_peak_memory_stats()
     model = read_model_config(Path(task.model))
     context = min(1024, model.max_context // 2)
     blocks_per_sequence = (context + 2 * _NUM_STEPS) // _BLOCK_SIZE + 1
     num_blocks = max(in_flight * blocks_per_sequence, model.max_context // _BLOCK_SIZE)
-    engine = load_engine(
-        Path(task.model),
-        EngineConfig(
-            dtype=ComputeType(task.settings["dtype"]),
-            device=task.settings["device"],
-            kernels=KernelChoice(task.settings["speed_kernels"]),
-            block_size=_BLOCK_SIZE,
-            num_blocks=num_blocks,
-            max_sequences=in_flight,
-            max_step_tokens=2048 if is_gpu else 256,
-            prefix_caching=False,
-            graphs=has_graphs,
-        ),
+    config = EngineConfig(
+        dtype=ComputeType(settings["dtype"]),
+        device=settings["device"],
+        kernels=KernelChoice(settings["speed_kernels"]),
+        block_size=_BLOCK_SIZE,
+        num_blocks=num_blocks,
+        max_sequences=in_flight,
+        max_step_tokens=2048 if is_gpu else 256,
+        prefix_caching=False,
+        graphs=has_graphs,
     )
-    memory = engine.facts.memory
-    assert memory is not None, "load_engine plans memory"
-    head_values = model.vocab_size * model.hidden_size
-    value_bytes = 4 if engine.facts.dtype == "float32" else 2
-    layer_bytes = memory.weights_bytes - 2 * head_values * value_bytes
-    token_bytes = memory.cache_bytes / (num_blocks * _BLOCK_SIZE)
-    step_bytes = layer_bytes + head_values * value_bytes + in_flight * context * token_bytes
-
-    outcome = run_closed_loop(
-        _Client(engine), Task(task.model, _repeated(task.requests, in_flight), in_flight, {})
-    )
+    engine = load_engine(Path(task.model), config)
+    work = _work(engine, model)
+    requests = _repeated(task.requests, in_flight)
+    outcome = run_closed_loop(_Client(engine), Task(task.model, requests, in_flight, {}))
     step_s = _decode_step_s(engine, in_flight, context)
     prompt_rate = _prompt_rate(engine, min(4096, model.max_context - 8))
     graphs = engine.facts.graphs
@@ -133,16 +144,30 @@ def _measure(task: Task, in_flight: int, *, has_graphs: bool) -> Speed:
         graphs_s=0.0 if graphs is None else graphs.seconds,
         output_rate=outcome.output_rate,
         decode_step_s=step_s,
-        bandwidth_share=step_bytes / step_s / float(task.settings["bytes_per_s"]),
+        bandwidth_share=work.step_bytes(in_flight, context)
+        / step_s
+        / float(settings["bytes_per_s"]),
         prompt_rate=prompt_rate,
-        product_share=(
-            2 * layer_bytes / value_bytes * prompt_rate / float(task.settings["flop_per_s"])
-        ),
+        product_share=work.token_flop * prompt_rate / float(settings["flop_per_s"]),
         peak_bytes=torch.cuda.max_memory_allocated() if is_gpu else 0,
     )
     del engine
     gc.collect()
     return speed
+
+
+def _work(engine: Engine[torch.Tensor], model: ModelConfig) -> _Work:
+    """Take the sizes from the memory plan, which counts the embedding and the head apart."""
+    memory = engine.facts.memory
+    assert memory is not None, "load_engine plans memory"
+    value_bytes = 4 if engine.facts.dtype == "float32" else 2
+    head_bytes = model.vocab_size * model.hidden_size * value_bytes
+    return _Work(
+        layer_bytes=memory.weights_bytes - 2 * head_bytes,
+        head_bytes=head_bytes,
+        token_bytes=memory.cache_bytes / (memory.num_blocks * _BLOCK_SIZE),
+        value_bytes=value_bytes,
+    )
 
 
 def _repeated(requests: list[TokenRequest], in_flight: int) -> list[TokenRequest]:
