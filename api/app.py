@@ -37,6 +37,7 @@ from api.proxies import TrustedProxies
 from api.queue_metrics import QueueScrape, QueueTotals
 from api.requests import ObjectId, observe_requests
 from api.submission import JobWebhooks, Submission
+from api.switch_metrics import SwitchStates
 from api.tenant import tenant_blueprint
 from api.waiters import Waiters
 from api.webhook_metrics import WebhookBacklog
@@ -124,7 +125,8 @@ def create_api(settings: Settings) -> Api:
         failpoints=Failpoints(settings.failpoint),
     )
     cards = [load_model_card(folder, settings.default_max_tokens) for folder in settings.models]
-    watch = RouteWatch(ModelRoutes(client, prefix=settings.key_prefix), _log_route)
+    substitutes = ModelRoutes(client, prefix=settings.key_prefix)
+    watch = RouteWatch(substitutes, _log_route)
     models = ServedModels((card.served for card in cards), watch.used_for)
     switches = SwitchBoard(client, prefix=settings.key_prefix)
     drain = Drain(SwitchWatch(switches, log_flip))
@@ -137,6 +139,7 @@ def create_api(settings: Settings) -> Api:
     submission = Submission(queue, rates, webhooks, drain, http, jobs)
     scrape = QueueScrape(queue, models.names, QueueMetrics(registry), store)
     QueueTotals(queue, models.names, registry)
+    SwitchStates(switches, substitutes, registry)
     endpoints = EndpointStore(
         client, QueueLimits(**settings.queue_limits()), prefix=settings.key_prefix
     )

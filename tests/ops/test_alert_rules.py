@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
 from api.queue_metrics import QueueTotals
+from api.switch_metrics import SwitchStates
 from api.webhook_metrics import WebhookBacklog
 from ops.metrics import (
     BatchMetrics,
@@ -22,8 +23,10 @@ from ops.metrics import (
     WorkerMetrics,
 )
 from queueing.endpoints import EndpointStore
+from queueing.model_routes import ModelRoutes
 from queueing.queue import JobQueue
 from queueing.store import connect
+from queueing.switches import SwitchBoard
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RULES = {
@@ -69,6 +72,7 @@ def exported() -> dict[str, set[str] | None]:
         queue = JobQueue(nowhere)
         WebhookBacklog(queue, EndpointStore(nowhere), registry)
         QueueTotals(queue, ["m"], registry)
+        SwitchStates(SwitchBoard(nowhere), ModelRoutes(nowhere), registry)
     series: dict[str, set[str] | None] = {}
     for collector in registry.collectors:
         labels = getattr(collector, "_labelnames", None)
