@@ -24,6 +24,7 @@ from random import Random
 
 import torch
 
+from engine.config import KernelChoice
 from engine.model.families import read_model_config
 from engine.tokenizer import Tokenizer
 from ops.bench.device_section import Section
@@ -43,8 +44,9 @@ def main() -> int:
     arguments = _parse()
     is_gpu = arguments.device == "cuda"
     with tempfile.TemporaryDirectory(prefix="promptmill-check-") as scratch:
-        folder = arguments.model
-        if folder is None:
+        if arguments.model is not None:
+            folder = arguments.model.resolve()
+        else:
             folder = Path(scratch, "model")
             folder.mkdir()
             shape = _SHAPES[arguments.shape or ("small" if is_gpu else "tiny")]
@@ -56,13 +58,19 @@ def main() -> int:
                 for request in requests[:4]
             ]
         task = Task(str(folder), requests, 1, _settings(arguments))
-        sections = list(_run_parts(task, arguments.only, Path(scratch)))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    found = {section.title: asdict(section) for section in sections}
-    (arguments.out / "device-check.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
-    text = "\n\n".join(section.text() for section in sections)
-    (arguments.out / "device-check.md").write_text(f"{text}\n", encoding="utf-8")
+        sections: list[Section] = []
+        for section in _run_parts(task, arguments.only, Path(scratch)):
+            sections.append(section)
+            _write(sections, arguments.out)  # each time, should the machine be taken away
     return int(any(section.failures for section in sections))
+
+
+def _write(sections: list[Section], out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    found = {section.title: asdict(section) for section in sections}
+    (out / "device-check.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    text = "\n\n".join(section.text() for section in sections)
+    (out / "device-check.md").write_text(f"{text}\n", encoding="utf-8")
 
 
 def _parse() -> argparse.Namespace:
@@ -75,6 +83,9 @@ def _parse() -> argparse.Namespace:
         action="store_true",
         help="the model is the demo's: hold it to transformers' recorded answers",
     )
+    parser.add_argument(
+        "--kernels", choices=list(KernelChoice), help="for answers and speed, others than usual"
+    )
     parser.add_argument("--out", type=Path, default=Path("device-check"))
     parser.add_argument("--only", choices=_PARTS, nargs="+", default=_PARTS)
     return parser.parse_args()
@@ -84,8 +95,9 @@ def _settings(arguments: argparse.Namespace) -> dict[str, str]:
     is_gpu = arguments.device == "cuda"
     return {
         "device": arguments.device,
-        "kernels": "auto" if is_gpu else "triton",
-        "speed_kernels": "auto" if is_gpu else "reference",  # the interpreter takes hours
+        "kernels": arguments.kernels or ("auto" if is_gpu else "triton"),
+        # The interpreter would take hours.
+        "speed_kernels": arguments.kernels or ("auto" if is_gpu else "reference"),
         "dtypes": "float32,bfloat16" if is_gpu else "float32",  # as Triton's interpreter can
         "dtype": "bfloat16" if is_gpu else "float32",
         "in_flight": "1,32,128" if is_gpu else "1,2",
