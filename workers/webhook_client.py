@@ -176,5 +176,5 @@ def _retry_after_s(response: httpcore.Response, now_s: float) -> float | None:
         return float(text)
     try:
         return max(0.0, calendar.timegm(parsedate_to_datetime(text).utctimetuple()) - now_s)
-    except ValueError:
+    except (ValueError, OverflowError):  # no date, or one that no calendar holds
         return None

@@ -1,6 +1,9 @@
 import time
+from math import inf
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from queueing.clock import ManualClock
 from queueing.webhook_signature import WebhookSecret
@@ -29,13 +32,15 @@ EVENT = OutgoingEvent("evt_1", b'{"id":"evt_1"}', (WebhookSecret(b"k" * 24),))
 NOW_MS = 1_700_000_000_000
 
 
-def post(
-    server: Receiver, url: str | None = None, *, timeout_s: float = 20.0, **options
-) -> Attempt:
+def client_of(server: Receiver, *, timeout_s: float = 20.0, **options) -> WebhookClient:
     policy = UrlPolicy.of(
         allow_http=True, allow_networks=["127.0.0.0/8"], allowed_ports=[server.port]
     )
-    client = WebhookClient(policy, timeout_s, ManualClock(NOW_MS), **options)
+    return WebhookClient(policy, timeout_s, ManualClock(NOW_MS), **options)
+
+
+def post(server: Receiver, url: str | None = None, **options) -> Attempt:
+    client = client_of(server, **options)
     try:
         return client.post(url or server.url(), EVENT)
     finally:
@@ -244,8 +249,39 @@ def test_proxies_of_the_environment_are_not_used(monkeypatch):
         ("-5", None),
         ("soon", None),
         ("Tue, 14 Nov 99999 22:14:20 GMT", None),
+        ("Fri, 31 Dec 9999 23:59:59 -2359", None),
+        ("1 Jan 99999999999999999999 00:00", None),
+        ("9" * 400, inf),
     ],
 )
 def test_retry_after_is_read_as_seconds_and_as_a_date(value, seconds):
     with receiver(answers(429, retry_after=value)) as server:
         assert post(server).retry_after_s == seconds
+
+
+@st.composite
+def raw_answers(draw):
+    """Draw what a receiver might say: anything, or an answer with something odd in it."""
+    line = draw(st.sampled_from([b"HTTP/1.1 ", b"HTTP/1.0 ", b"HTTP/2 ", b"ICY "]))
+    status = draw(
+        st.sampled_from([b"200 x", b"429", b"101 x", b"100 x", b"000 x", b"999 x", b"-1 x"])
+    )
+    name = draw(st.sampled_from([b"retry-after", b"content-length", b"transfer-encoding", b"a"]))
+    value = draw(st.binary(max_size=30) | st.sampled_from([b"-1", b"chunked", b"9" * 5_000]))
+    head = line + status + b"\r\n" + name + b": " + value + b"\r\n\r\n"
+    return draw(st.sampled_from([head, head + draw(st.binary(max_size=40))]) | st.binary())
+
+
+def test_nothing_a_receiver_says_is_more_than_a_failed_attempt():
+    said: list[bytes] = []
+    with receiver(lambda exchange: exchange.say(said[-1])) as server:
+        client = client_of(server)
+
+        @given(raw_answers())
+        @settings(max_examples=150, deadline=None)
+        def hear(raw):
+            said.append(raw)
+            assert isinstance(client.post(server.url(), EVENT), Attempt)
+
+        hear()
+        client.close()
