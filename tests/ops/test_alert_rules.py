@@ -96,7 +96,7 @@ def test_every_metric_of_an_alert_is_exported_with_the_labels_it_is_asked_by(rul
         (name, label)
         for name, labels in asked
         for label in re.findall(r"(\w+)\s*[=!]", labels)
-        if label not in (exported[name] or set())
+        if label not in (exported[name] or {label})
     ]
     assert unknown == []
 
