@@ -4,6 +4,7 @@ threads. No torch.
 
 import secrets
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ def run_cpu_worker(settings: Settings, name: str | None = None) -> int:
     consume_from(app, list(works))
     CpuTasks(intake, works).register(app)
     Drain(intake, settings.grace_s).install()
-    janitor.ensure()
+    threading.Thread(target=janitor.insist, name="janitor", daemon=True).start()
     renewer = LeaseRenewer(intake, settings.renew_s, on_lost=lambda _lease: None)
     tell = WorkerMetrics(registry).draining.labels(worker).set
     keeper = LeaseKeeper(renewer, _standby(settings, client, intake, tell))

@@ -5,12 +5,15 @@ It runs as a job of its own queue that is always there and always due again a li
 beat only makes sure of that, and sweeps itself in case no CPU worker lives.
 """
 
+import time
 from collections.abc import Callable, Sequence
 
+from queueing.errors import StoreUnavailable
 from queueing.job import JANITOR_ID, JANITOR_QUEUE, Job, Lease
 from queueing.queue import JobQueue
 
 SWEEP_EVERY_S = 5.0
+_ASK_AGAIN_S = 1.0
 
 
 class Janitor:
@@ -23,6 +26,16 @@ class Janitor:
     def ensure(self) -> None:
         """Make sure that the janitor's job exists."""
         self._queue.enqueue(Job(JANITOR_ID, JANITOR_QUEUE, "{}", max_losses=0))
+
+    def insist(self) -> None:
+        """Make sure of it however long the store is away; for a thread of its own."""
+        while True:
+            try:
+                self.ensure()
+            except StoreUnavailable:
+                time.sleep(_ASK_AGAIN_S)
+            else:
+                return
 
     def run(self, lease: Lease) -> None:
         """Sweep once as a leased job, and be due again."""
