@@ -285,3 +285,18 @@ def test_nothing_a_receiver_says_is_more_than_a_failed_attempt():
 
         hear()
         client.close()
+
+
+def test_every_url_that_is_accepted_can_be_called():
+    with receiver() as server:
+        client = client_of(server, resolver=lambda _host, _port: ["127.0.0.1"])
+
+        @given(
+            st.from_regex(rf"\Ahttp://[a-z][a-z0-9_.-]{{0,20}}:{server.port}[/?][!-~]{{0,40}}\Z")
+        )
+        @settings(max_examples=200, deadline=None)
+        def call(url):
+            assert client.post(url, EVENT).result in (AttemptResult.SUCCESS, AttemptResult.BLOCKED)
+
+        call()
+        client.close()
