@@ -10,6 +10,7 @@ from engine.errors import UnsupportedModelError
 from engine.folder import MalformedFileError
 from engine.kernels.interface import RaggedBatch
 from engine.kernels.reference import ReferenceKernels
+from engine.kernels.triton.kernels import TritonKernels
 from engine.kv_cache import CacheFormat, KvCache
 from engine.loading import load_engine
 from engine.model.build import Placement, load_decoder_weights
@@ -24,6 +25,7 @@ from tests.support.family_models import (
 )
 
 CPU = torch.device("cpu")
+PLAIN = ReferenceKernels(torch.float32, is_packed=False)
 
 # Logits are a few tens wide; float32 sums of other orders differ by some 1e-5.
 assert_close = partial(torch.testing.assert_close, rtol=1e-4, atol=2e-4)
@@ -47,16 +49,16 @@ def some_ids(length):
 
 
 @torch.inference_mode()
-def our_logits(folder, token_ids, max_context):
+def our_logits(folder, token_ids, max_context, kernels=PLAIN):
     """Score all rows of one sequence, whose blocks have an order of their own and hold no zeros."""
     config = read_model_config(folder)
-    kernels = ReferenceKernels(torch.float32, is_packed=False)
     weights = load_decoder_weights(
         folder, config, kernels, Placement(torch.float32, CPU, max_context)
     )
     block_size, num_tokens = 4, len(token_ids)
     num_blocks = -(-num_tokens // block_size)
-    cache = KvCache(config, num_blocks, CacheFormat(block_size, torch.float32), CPU)
+    blocks = CacheFormat(block_size, torch.float32, kernels.cache_layout)
+    cache = KvCache(config, num_blocks, blocks, CPU)
     for layer in cache.layers:
         layer.keys.fill_(float("nan"))
         layer.values.fill_(float("nan"))
@@ -84,6 +86,17 @@ def test_logits_are_those_of_transformers(folder_of, name):
     logits = our_logits(folder, token_ids, max_context=128)
 
     assert_close(logits, TheirModel(folder).logits(token_ids))
+
+
+# Between them they need every operation; interpreted, a family takes seconds.
+@pytest.mark.parametrize("name", ["gemma2", "olmo2", "qwen2"])
+def test_the_kernels_of_a_gpu_compute_families_as_the_plain_ones_do(folder_of, name):
+    folder = folder_of(name)
+    token_ids = some_ids(12)
+
+    logits = our_logits(folder, token_ids, 128, TritonKernels(torch.float32))
+
+    assert_close(logits, our_logits(folder, token_ids, max_context=128))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
