@@ -26,7 +26,7 @@ ELDERS = (
     Part("api-elder", Kind.API, is_elder=True),
     Part("cpu-elder", Kind.CPU, is_elder=True),
 )
-QUICK = Plan(0.15, PARTS, Pace(job_s=0.15, batch_s=6.0), lease_s=1.5, fault_pause_s=(0.1, 0.6))
+QUICK = Plan(0.12, PARTS, Pace(job_s=0.15, batch_s=6.0), lease_s=1.5, fault_pause_s=(0.1, 0.6))
 LONG = Plan(
     MINUTES,
     (*PARTS, *ELDERS),
