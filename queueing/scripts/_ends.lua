@@ -62,18 +62,26 @@ end
 -- 0 for a job that is never given up.
 local function max_losses_of(job) return tonumber(job.max_losses or LIMITS.max_losses) end
 
+local function lose(id, queue)
+  local losses = redis.call('HINCRBY', job_key(id), 'losses', 1)
+  local max_losses = max_losses_of(read_job(id, { 'max_losses' }))
+  count(queue, 'lost')
+  if max_losses > 0 and losses >= max_losses then
+    local message = 'the job was lost with its worker ' .. losses .. ' times'
+    end_job(read_job(id, ENDING), { state = 'dead', code = 'worker_lost', message = message })
+  else
+    requeue(id, NOW)
+  end
+end
+
 -- Take back what outlived its lease, oldest first, `limit` at most. Returns how many.
 local function reap(queue, limit)
   local ids = redis.call('ZRANGEBYSCORE', leases_key(queue), '-inf', int(NOW), 'LIMIT', 0, limit)
   for _, id in ipairs(ids) do
-    local losses = redis.call('HINCRBY', job_key(id), 'losses', 1)
-    local max_losses = max_losses_of(read_job(id, { 'max_losses' }))
-    count(queue, 'lost')
-    if max_losses > 0 and losses >= max_losses then
-      local message = 'the job was lost with its worker ' .. losses .. ' times'
-      end_job(read_job(id, ENDING), { state = 'dead', code = 'worker_lost', message = message })
+    if redis.call('EXISTS', job_key(id)) == 1 then
+      lose(id, queue)
     else
-      requeue(id, NOW)
+      place(leases_key(queue), id)
     end
   end
   write_gathered()
@@ -84,8 +92,13 @@ end
 local function expire_late(queue, limit)
   local ids = redis.call('ZRANGEBYSCORE', deadlines_key(queue), '-inf', int(NOW), 'LIMIT', 0, limit)
   for _, id in ipairs(ids) do
-    end_job(read_job(id, ENDING), { state = 'expired', code = 'deadline_exceeded', stage = 'queued',
-      message = 'the deadline passed while the job was queued' })
+    local job = read_job(id, ENDING)
+    if job.state then
+      end_job(job, { state = 'expired', code = 'deadline_exceeded', stage = 'queued',
+        message = 'the deadline passed while the job was queued' })
+    else
+      place(deadlines_key(queue), id)
+    end
   end
   write_gathered()
   return #ids
@@ -97,7 +110,7 @@ local function promote(queue, limit)
   for _, id in ipairs(ids) do
     local job = read_job(id, { 'priority', 'tenant', 'due_ms', 'deadline_ms' })
     place(later_key(queue), id)
-    put_ready(id, queue, job.priority, job.tenant, job.due_ms, job.deadline_ms)
+    if job.tenant then put_ready(id, queue, job.priority, job.tenant, job.due_ms, job.deadline_ms) end
   end
   write_gathered()
   return #ids

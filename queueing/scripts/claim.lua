@@ -23,6 +23,9 @@ local function job_of(id)
   return jobs[id]
 end
 
+-- An id without a record is nobody's job, whoever put it there: it is taken out of where it stands, and passed over.
+local function has_record(id) return job_of(id).tenant ~= nil end
+
 local function is_suspect(id)
   local job = job_of(id)
   local max_losses = max_losses_of(job)
@@ -72,6 +75,10 @@ local heads, empty = {}, {}
 local function overdue_head(priority)
   if heads[priority] == nil then
     local found = redis.call('ZRANGE', ready_key(queue, priority), 0, 0, 'WITHSCORES')
+    while found[1] and not has_record(found[1]) do
+      redis.call('ZREM', ready_key(queue, priority), found[1])
+      found = redis.call('ZRANGE', ready_key(queue, priority), 0, 0, 'WITHSCORES')
+    end
     local is_overdue = found[1] and tonumber(found[2]) < NOW
     heads[priority] = is_overdue and { id = found[1], due_ms = tonumber(found[2]) } or false
   end
@@ -106,11 +113,17 @@ local MAX_PASSED_OVER = 64
 local passes_over = false
 
 local function first_of(priority, tenant)
-  local id = redis.call('ZRANGE', tenant_ready_key(queue, priority, tenant), 0, 0)[1]
+  local line = tenant_ready_key(queue, priority, tenant)
+  local id = redis.call('ZRANGE', line, 0, 0)[1]
+  while id and not has_record(id) do
+    take_ready(id, queue, priority, tenant)
+    id = redis.call('ZRANGE', line, 0, 0)[1]
+  end
+  if not id then return end
   if not is_suspect(id) or (not passes_over and sees_to_suspects()) then return id end
   passes_over = true
-  for _, other in ipairs(redis.call('ZRANGE', tenant_ready_key(queue, priority, tenant), 1, MAX_PASSED_OVER)) do
-    if not is_suspect(other) then return other end
+  for _, other in ipairs(redis.call('ZRANGE', line, 1, MAX_PASSED_OVER)) do
+    if has_record(other) and not is_suspect(other) then return other end
   end
 end
 

@@ -1,3 +1,5 @@
+import pytest
+
 from queueing.job import JobKind, JobState, Priority
 from queueing.queue import ClaimCall
 from tests.support.jobs import (
@@ -139,3 +141,24 @@ def test_another_workers_call_of_the_same_name_is_another_call(queue):
     queue.claim(QUEUE, "w1", 1, call=ClaimCall(id="7"))
 
     assert ids_of(queue.claim(QUEUE, "w2", 1, call=ClaimCall(id="7"))) == ["job_b"]
+
+
+@pytest.mark.parametrize("place", ["ready", "overdue", "late", "later", "leased"])
+def test_an_id_without_a_record_is_passed_over_wherever_it_stands(queue, clock, client, place):
+    waits_s = 5.0 if place == "later" else 0.0
+    deadline_s = 5.0 if place == "late" else None
+    enqueue(queue, a_job("job_ghost", not_before_s=waits_s, deadline_s=deadline_s))
+    if place == "leased":
+        claim_one(queue, "w0")
+    client.delete("{pm}:job:job_ghost")
+    enqueue(queue, a_job("job_fine"))
+    clock.advance(0 if place == "ready" else 10_000_000)
+
+    claims = queue.claim(QUEUE, "w1", 9)
+
+    assert ids_of(claims) == ["job_fine"]
+    assert queue.claim(QUEUE, "w1", 9) == []
+    lines = [key for key in client.scan_iter(match="*") if client.type(key) == "zset"]
+    standing = [line for line in lines if client.zscore(line, "job_ghost") is not None]
+    assert [line for line in standing if ":jobs:" not in line] == []
+    assert not client.exists("{pm}:job:job_ghost")
