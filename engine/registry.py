@@ -70,8 +70,9 @@ class Provenance:
 
     Without a version the digest of its files is the version, so changed bytes never pass under an
     old one. Without dependencies those that serve it here are recorded. `pooling` is how the model
-    was trained to make embeddings. The last token is the one that has seen all others, most decoders
-    that were trained for it use it, and it did better on one that was not (ops/decisions/0030).
+    was trained to make embeddings. The last token is the one that has seen all others; most
+    decoders that were trained for it use it, and it did better on one that was not
+    (ops/decisions/0030).
     """
 
     name: str

@@ -127,7 +127,8 @@ def test_a_cache_of_bytes_holds_nearly_twice_the_tokens(tiny_folder):
     narrow = load_engine(tiny_folder, replace(budget, kv_dtype=CacheType.INT8)).facts
 
     assert (wide.kv_dtype, narrow.kv_dtype) == ("bfloat16", "int8")
-    assert wide.memory is not None and narrow.memory is not None, "both were given a budget"
+    assert wide.memory is not None
+    assert narrow.memory is not None
     # Heads of 16 dimensions are small: a scale of 4 bytes beside 16 bytes, instead of 32.
     assert narrow.memory.num_blocks == pytest.approx(32 / 20 * wide.memory.num_blocks, abs=2)
     one_block = wide.memory.cache_bytes / wide.memory.num_blocks
