@@ -90,10 +90,13 @@ def _best(
     """Return the factors with which the product of bytes is nearest to the product."""
     rows = rows[:: -(-len(rows) // _NUM_TRIED)]
     product = rows @ weight.T
+    # Of each row's own size: else the few largest decide, the same first tokens in every text.
+    sizes = product.square().sum(-1) + 1e-12
 
     def error(factors: torch.Tensor) -> float:
         rounded = round_int8(weight * factors).dequantise()
-        return float((round_rows(rows / factors) @ rounded.T - product).square().sum())
+        errors = (round_rows(rows / factors) @ rounded.T - product).square().sum(-1)
+        return float((errors / sizes).sum())
 
     return min((factors_of(share) for share in _SHARES), key=error)
 
