@@ -188,15 +188,15 @@ class Engine(Generic[Hidden]):
             raise DuplicateSequenceError(sequence.id)
 
     def _run(self, plan: StepPlan) -> tuple[StepPlan, Hidden]:
-        """Compute a plan; where the device has no memory for it, with less of its largest chunk.
+        """Compute a plan, or where the device has no memory for it a smaller one.
 
-        What is left out is computed in a later step, so a long prompt only delays itself.
+        What is left out is computed in a later step. A long prompt delays itself first of all.
         """
         while True:
             try:
                 return plan, self._runner.run(plan)
             except DeviceMemoryError:
-                smaller = plan.with_largest_halved()
+                smaller = plan.smaller()
                 if smaller is None:
                     raise
                 plan = smaller

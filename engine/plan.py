@@ -52,14 +52,19 @@ class StepPlan:
         """Count the tokens the step computes."""
         return sum(chunk.num_tokens for chunk in self.chunks)
 
-    def with_largest_halved(self) -> "StepPlan | None":
-        """Return the same step with half of its largest chunk; None when all are single tokens."""
+    def smaller(self) -> "StepPlan | None":
+        """Return a part of the same step: half of its largest chunk, and all others.
+
+        When all are single tokens, the first half of them; None when there is one.
+        """
         largest = max(self.chunks, key=lambda chunk: chunk.num_tokens)
-        if largest.num_tokens == 1:
-            return None
-        half = replace(largest, num_tokens=largest.num_tokens // 2)
-        chunks = tuple(half if chunk is largest else chunk for chunk in self.chunks)
-        return replace(self, chunks=chunks)
+        if largest.num_tokens > 1:
+            half = replace(largest, num_tokens=largest.num_tokens // 2)
+            chunks = tuple(half if chunk is largest else chunk for chunk in self.chunks)
+            return replace(self, chunks=chunks)
+        if len(self.chunks) > 1:
+            return replace(self, chunks=self.chunks[: len(self.chunks) // 2])
+        return None
 
 
 @dataclass(frozen=True, slots=True)

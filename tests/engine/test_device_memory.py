@@ -1,4 +1,4 @@
-"""A device without memory for a step costs the longest prompt a delay, and nobody else anything."""
+"""A device without memory for a step costs the longest prompt a delay, or the least urgent."""
 
 import pytest
 
@@ -62,6 +62,22 @@ def test_a_long_prompt_is_tried_again_in_smaller_chunks_beside_the_others():
         "short": 6,
         "long": 2,
     }
+    assert engine.capacity().free_blocks == 64
+
+
+@pytest.mark.fault("F21")
+def test_the_least_urgent_wait_when_there_is_no_memory_for_a_token_of_each():
+    device = SmallDevice(max_tokens=2)
+    engine = an_engine(device)
+    for urgency, name in enumerate("abcd"):
+        engine.add(Sequence(name, [1], SamplingParams(max_tokens=3), rank=(0.0, float(urgency))))
+    finished = []
+    while engine.has_work:
+        finished += engine.step().finished
+        engine.check_integrity()
+
+    assert device.steps == [{"a": 1, "b": 1}] * 3 + [{"c": 1, "d": 1}] * 3
+    assert [done.num_output_tokens for done in finished] == [3] * 4
     assert engine.capacity().free_blocks == 64
 
 
