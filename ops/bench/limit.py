@@ -24,7 +24,7 @@ from ops.bench.estimates import interpolate
 from ops.bench.task import Task, TokenRequest, run_task
 
 _STEP_TOKENS = 512
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _NUM_TIMINGS = 5
 
@@ -62,9 +62,9 @@ def simulate_steps(
 
 def measure(task: Task) -> LimitCurve:
     """Time the products and simulate the workload at each concurrency."""
-    products = _Products(DTYPES[task.settings["dtype"]])
+    products = _Products(_DTYPES[task.settings["dtype"]])
     model = read_model_config(Path(task.model))
-    layers_s = products.timed(layer_shapes(model) * model.num_layers)
+    layers_s = products.timed(_layer_shapes(model) * model.num_layers)
     head_s = products.timed([(model.hidden_size, model.vocab_size)])
     rates = []
     for in_flight in CONCURRENCIES:
@@ -100,7 +100,7 @@ def _advance(running: list[_Progress], max_step_tokens: int) -> StepSize:
     return StepSize(num_tokens, num_sampled)
 
 
-def layer_shapes(model: ModelConfig) -> list[tuple[int, int]]:
+def _layer_shapes(model: ModelConfig) -> list[tuple[int, int]]:
     """Return inputs and outputs of a layer's weights, fused as ours are."""
     query = model.num_heads * model.head_dim
     key_and_value = 2 * model.num_kv_heads * model.head_dim

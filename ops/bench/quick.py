@@ -17,7 +17,7 @@ def quick_section(bench: Bench, dtype: str, repeats: int, *, with_transformers: 
     return "\n\n".join(
         [
             table(COMPARISON_HEAD, map(comparison_cells, rows)),
-            "\n".join(f"- {line}" for line in [*_ratios(rows), *_ceilings(bench, dtype, rows)]),
+            "\n".join(f"- {line}" for line in _ratios(rows)),
             f"Where a step's time goes, 32 in flight, kernels {measured['kernels']}:",
             table(
                 ["part", "share"],
@@ -45,17 +45,3 @@ def _ratios(rows: list[Row]) -> list[str]:
             f"answers equal to transformers' (every fourth request): {equal} of {len(reference)}",
         ]
     return lines
-
-
-def _ceilings(bench: Bench, dtype: str, rows: list[Row]) -> list[str]:
-    """Say how much of what the machine allows was reached."""
-    found = bench.measure_ours("ceilings", {"dtype": dtype}, bench.requests, in_flight=1)
-    batched, alone, *_ = rows
-    best_alone, best_batched = found["alone"], found["batched"]
-    return [
-        f"one reaches {alone.output_rate / best_alone:.0%} of the {best_alone:.0f} tok/s that"
-        f" reading all weights for each token at {found['read_rate'] / 1e9:.0f} GB/s allows",
-        f"32 in flight reach {batched.output_rate / best_batched:.0%} of the {best_batched:.0f}"
-        f" tok/s that {found['product_rate'] / 1e9:.0f} GFLOP/s of matrix products allow;"
-        f" at these limits 32 would be {best_batched / best_alone:.1f} times one",
-    ]
