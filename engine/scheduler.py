@@ -162,23 +162,34 @@ class Scheduler:
         self._pool.check_integrity(entry.sequence.table for entry in listed)
 
     def _yield_to_urgent(self) -> list[str]:
-        """Preempt for a waiting sequence of a more urgent class, if that can make enough room."""
+        """Preempt for waiting sequences of more urgent classes, as far as that can make room.
+
+        No more of them than a step has tokens for: what yields earlier than it must does nothing.
+        """
         preempted_ids: list[str] = []
-        if not self._waiting:
-            return preempted_ids
-        urgent = self._waiting[0]
-        yielding = [entry for entry in self._running if entry.rank[0] > urgent.rank[0]]
-        if not yielding or self._has_room(urgent.sequence):
-            return preempted_ids
-        staying = self._running[: len(self._running) - len(yielding)]
-        gained = sum(len(entry.sequence.table.held) for entry in yielding)
-        promised = sum(self._blocks_to_come(entry.sequence) for entry in staying)
-        if promised + self._blocks_to_take(urgent.sequence) > self._pool.num_free + gained:
-            return preempted_ids
-        for _ in yielding:
-            if not self._has_room(urgent.sequence):
+        coming: list[Sequence] = []
+        num_tokens = 0
+        for entry in tuple(self._waiting):
+            num_tokens += entry.sequence.num_pending
+            is_urgent = self._running and entry.rank[0] < self._running[-1].rank[0]
+            if not is_urgent or (coming and num_tokens > self._limits.max_step_tokens):
+                break
+            coming.append(entry.sequence)
+            if not self._can_yield_to(coming, entry.rank[0]):
+                break
+            while not self._has_room(*coming):
                 self._preempt_least_urgent(preempted_ids)
         return preempted_ids
+
+    def _can_yield_to(self, coming: list[Sequence], urgency: float) -> bool:
+        """Tell whether there is room for all that come once every less urgent sequence yields."""
+        staying = [entry for entry in self._running if entry.rank[0] <= urgency]
+        yielding = self._running[len(staying) :]
+        if len(staying) + len(coming) > self._limits.max_sequences:
+            return False
+        gained = sum(len(entry.sequence.table.held) for entry in yielding)
+        promised = sum(self._blocks_to_come(entry.sequence) for entry in staying)
+        return promised + sum(map(self._blocks_to_take, coming)) <= self._pool.num_free + gained
 
     def _next_chunk(self, sequence: Sequence, budget: int) -> Chunk:
         """Skip what the cache holds, then take as many pending tokens as the budget allows."""
@@ -237,11 +248,11 @@ class Scheduler:
         num_cached = self._pool.cached_prefix(sequence.known_ids).num_blocks
         return max(ends) // self._pool.block_size - num_cached >= _BLOCKS_WORTH_WAITING
 
-    def _has_room(self, sequence: Sequence) -> bool:
-        if len(self._running) == self._limits.max_sequences:
+    def _has_room(self, *coming: Sequence) -> bool:
+        if len(self._running) + len(coming) > self._limits.max_sequences:
             return False
         promised = sum(self._blocks_to_come(entry.sequence) for entry in self._running)
-        return promised + self._blocks_to_take(sequence) <= self._pool.num_free
+        return promised + sum(map(self._blocks_to_take, coming)) <= self._pool.num_free
 
     def _blocks_to_take(self, sequence: Sequence) -> int:
         if not sequence.may_skip_cached or self._pool.forgets:

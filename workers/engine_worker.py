@@ -71,12 +71,7 @@ def serve(model: LoadedModel, settings: Settings, name: str | None = None) -> in
         prefix=settings.key_prefix,
         failpoints=Failpoints(settings.failpoint),
     )
-    intake = Intake(
-        jobs,
-        f"{worker}.{secrets.token_hex(4)}",
-        slots=settings.slots,
-        urgent_slots=max(1, settings.slots // 8),
-    )
+    intake = Intake(jobs, f"{worker}.{secrets.token_hex(4)}", slots=settings.slots)
     registry = new_registry()
     observer = EngineObserver(registry, model.name, worker, model.engine.capacity)
     observer.loaded(model.facts)

@@ -13,18 +13,21 @@ from queueing.job import Claim, JobResult, JobState, Lease, Outcome, Priority
 from queueing.queue import JobQueue
 from queueing.transport import Room
 
+_LEFT_TO_OTHERS = 8
+
 
 class Intake:
     """The claims of one worker.
 
-    `slots` bounds them; `urgent_slots` more are only for what is more urgent than they.
+    `slots` bounds them. What is more urgent comes on top of them, as many as there are slots but
+    for an eighth, which is left to what has been claimed before.
     """
 
-    def __init__(self, queue: JobQueue, worker: str, *, slots: int, urgent_slots: int = 0) -> None:
+    def __init__(self, queue: JobQueue, worker: str, *, slots: int) -> None:
         self.queue = queue
         self.worker = worker
         self._slots = slots
-        self._urgent_slots = urgent_slots
+        self._urgent_slots = slots - slots // _LEFT_TO_OTHERS
         self._lock = threading.Lock()
         self._claims: dict[str, Claim] = {}
         self._is_closed = False
@@ -58,7 +61,7 @@ class Intake:
         self._is_paused = False
 
     def room(self) -> Room:
-        """Say how much to claim: the free slots, or the urgent ones when there are none.
+        """Say how much to claim: the free slots; when there are none, what is more urgent.
 
         Nothing beside a job that must run alone, and nothing when closed or paused.
         """
@@ -70,11 +73,11 @@ class Intake:
             return Room(limit=0, held=num_held)
         if num_held < self._slots:
             return Room(limit=self._slots - num_held, held=num_held)
-        more_urgent = _next_above(max(claim.priority.level for claim in held))
-        limit = self._slots + self._urgent_slots - num_held
-        if more_urgent is None or limit <= 0:
-            return Room(limit=0, held=num_held)
-        return Room(limit, more_urgent, num_held)
+        for priority in (Priority.STANDARD, Priority.REALTIME):
+            num_as_urgent = sum(claim.priority.level <= priority.level for claim in held)
+            if num_as_urgent < self._urgent_slots:
+                return Room(self._urgent_slots - num_as_urgent, priority, num_held)
+        return Room(limit=0, held=num_held)
 
     def call_id(self, queue: str) -> str:
         """Name the next claim from a queue; the name stays until that claim was answered."""
@@ -142,8 +145,3 @@ class Intake:
         for lease in self.leases():
             if lease.job_id == job_id:
                 self._on_cancel(lease)
-
-
-def _next_above(level: int) -> Priority | None:
-    """Return the priority that is just more urgent than a level; None when there is none."""
-    return list(Priority)[level - 1] if level > 0 else None

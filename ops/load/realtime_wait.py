@@ -30,7 +30,8 @@ from queueing.wire import GenerateRequest, encode_request
 SLOTS = 32
 COALESCE_MS = 10.0
 _BACKLOG = 4 * SLOTS
-_URGENT_TOKENS, _BULK_TOKENS = 2, 200
+_URGENT_TOKENS = 2
+_BULK_TOKENS = (100, 300)  # of different lengths, or all slots would end at the same step
 _SEED = 7
 _STAGES = ("tokenise", "admit", "prefill")
 
@@ -119,7 +120,10 @@ class _Bench:
         while True:
             depth = self._jobs.depth(self._queue)
             missing = _BACKLOG - depth.ready[Priority.BULK]
-            made += [self._submit(Priority.BULK, _BULK_TOKENS) for _ in range(missing)]
+            made += [
+                self._submit(Priority.BULK, self._chance.randint(*_BULK_TOKENS))
+                for _ in range(missing)
+            ]
             if missing <= 0 and depth.leased >= SLOTS:
                 return made
             time.sleep(0.005)

@@ -8,8 +8,8 @@ from workers.intake import Intake
 
 @pytest.fixture
 def intake(jobs):
-    """Return the intake of a worker with two slots and one for urgent work."""
-    return Intake(jobs, "w1", slots=2, urgent_slots=1)
+    """Return the intake of a worker with two slots."""
+    return Intake(jobs, "w1", slots=2)
 
 
 def hold(intake, *priorities):
@@ -45,10 +45,24 @@ def test_a_worker_full_of_realtime_takes_nothing(intake):
     assert intake.room().listens_to is None
 
 
-def test_a_worker_whose_urgent_slot_is_taken_takes_nothing(intake):
+def test_urgent_work_comes_on_top_until_it_fills_all_slots(intake):
     hold(intake, Priority.BULK, Priority.BULK, Priority.REALTIME)
 
+    one_more = intake.room()
+    hold(intake, Priority.STANDARD)
+    most_urgent_only = intake.room()
+    hold(intake, Priority.REALTIME)
+
+    assert one_more == Room(1, Priority.STANDARD, held=3)
+    assert most_urgent_only == Room(1, Priority.REALTIME, held=4)
     assert intake.room().listens_to is None
+
+
+def test_an_eighth_of_the_slots_is_left_to_what_was_claimed_before(jobs):
+    intake = Intake(jobs, "w1", slots=8)
+    hold(intake, *[Priority.BULK] * 8)
+
+    assert intake.room() == Room(7, Priority.STANDARD, held=8)
 
 
 def test_a_closed_intake_takes_nothing(intake):
