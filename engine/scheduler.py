@@ -169,7 +169,7 @@ class Scheduler:
         preempted_ids: list[str] = []
         coming: list[Sequence] = []
         num_tokens = 0
-        for entry in tuple(self._waiting):
+        for entry in self._waiting[: self._limits.max_sequences]:
             num_tokens += entry.sequence.num_pending
             is_urgent = self._running and entry.rank[0] < self._running[-1].rank[0]
             if not is_urgent or (coming and num_tokens > self._limits.max_step_tokens):
