@@ -1,47 +1,24 @@
 """A job of several texts: through engine and delivery, and out of them again."""
 
-import queue
 from time import monotonic
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from engine.grammar import Grammars
 from ops.settings import Settings
 from queueing.job import JobState
-from queueing.queue import JobQueue
 from queueing.store import connect
-from queueing.token_stream import TokenStreams
 from queueing.wire import GenerateRequest, encode_request
-from tests.support.fake_engine import byte_tokenizer, expected_text, fake_engine
-from tests.support.jobs import MODEL, TENANT, a_job, claim_one, enqueue
-from workers.delivery import Delivery, Ended
-from workers.observer import EngineObserver
+from tests.support.fake_engine import byte_tokenizer, expected_text
+from tests.support.jobs import MODEL, a_job, claim_one, enqueue
+from tests.support.one_thread_worker import OneThreadWorker
 from workers.running import prepare
-from workers.serving import Event, ServingLoop
-from workers.stream_writer import StreamWriter
 
 TOKENIZER = byte_tokenizer()
 
 
-class Bench:
-    """One engine worker, all of whose threads are this one."""
-
-    def __init__(self, client):
-        self.jobs = JobQueue(client)
-        self.engine = fake_engine(Settings(), step_s=0.0)
-        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.serving = ServingLoop(self.engine, events, coalesce_s=0.0, idle_wait_s=0.01)
-        self.ended: list[Ended] = []
-        self.delivery = Delivery(
-            self.jobs,
-            StreamWriter(TokenStreams(client)),
-            events,
-            EngineObserver(CollectorRegistry(), MODEL, "w1", self.engine.capacity),
-            abort=self.serving.abort,
-            on_finished=lambda _lease: None,
-        )
-        self.delivery.on_ended(self.ended.extend)
+class Bench(OneThreadWorker):
+    """A worker that is given jobs of three texts."""
 
     def start(self, **asked):
         """Claim a job of three texts and let it join."""
@@ -50,30 +27,14 @@ class Bench:
         job = a_job(request=encode_request(request), deadline_s=deadline_s)
         enqueue(self.jobs, job)
         running = prepare(claim_one(self.jobs), TOKENIZER, Grammars(TOKENIZER))
-        self.delivery.expect(running)
-        self.serving.submit(running)
+        self.join(running)
         return running
-
-    def turn(self, times=1):
-        for _ in range(times):
-            self.serving.turn()
-            self.delivery.turn(wait_s=0.0)
-
-    def record(self, running):
-        found = self.jobs.get(running.claim.lease.job_id, TENANT)
-        assert found is not None
-        return found
-
-    @property
-    def num_held_blocks(self):
-        self.engine.check_integrity()
-        return self.engine.capacity().total_blocks - self.engine.capacity().free_blocks
 
 
 @pytest.fixture
 def bench(redis_url):
     with connect(redis_url) as client:
-        yield Bench(client)
+        yield Bench(client, Settings())
 
 
 def test_every_text_is_in_the_result_under_its_number(bench):

@@ -1,81 +1,43 @@
 """An embedding job: through engine and delivery to a vector in its result, and out again."""
 
-import queue
 import struct
 from array import array
 from base64 import b64decode
 from time import monotonic
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from engine.plan import Completion
 from engine.sequence import FinishReason, Pooling
 from ops.settings import Settings
 from queueing.errors import FailureCode
 from queueing.job import JobKind, JobState
-from queueing.queue import JobQueue
 from queueing.store import connect
-from queueing.token_stream import TokenStreams
 from queueing.wire import EmbedRequest, UnknownVersion, decode_request, encode_request
-from tests.support.fake_engine import HUNGRY, byte_tokenizer, expected_vector, fake_engine
-from tests.support.jobs import MODEL, TENANT, a_job, claim_one, enqueue
-from workers.delivery import Delivery
+from tests.support.fake_engine import HUNGRY, byte_tokenizer, expected_vector
+from tests.support.jobs import MODEL, a_job, claim_one, enqueue
+from tests.support.one_thread_worker import OneThreadWorker
 from workers.embedding import encode_vector, prepare_embedding
-from workers.observer import EngineObserver
-from workers.serving import Event, ServingLoop
-from workers.stream_writer import StreamWriter
 
 TOKENIZER = byte_tokenizer()
 
 
-class Bench:
-    """One engine worker, all of whose threads are this one."""
-
-    def __init__(self, client):
-        self.jobs = JobQueue(client)
-        self.engine = fake_engine(Settings(slots=4, step_tokens=16), step_s=0.0)
-        self.registry = CollectorRegistry()
-        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.serving = ServingLoop(self.engine, events, coalesce_s=0.0, idle_wait_s=0.01)
-        self.delivery = Delivery(
-            self.jobs,
-            StreamWriter(TokenStreams(client)),
-            events,
-            EngineObserver(self.registry, MODEL, "w1", self.engine.capacity),
-            abort=self.serving.abort,
-            on_finished=lambda _lease: None,
-        )
+class Bench(OneThreadWorker):
+    """A worker that is given embedding jobs."""
 
     def start(self, deadline_s=None, **asked):
         """Claim an embedding job and let it join."""
         request = encode_request(EmbedRequest(MODEL, **({"prompt": "some words"} | asked)))
         enqueue(self.jobs, a_job(request=request, kind=JobKind.EMBED, deadline_s=deadline_s))
         running = prepare_embedding(claim_one(self.jobs), TOKENIZER, Pooling.MEAN)
-        self.delivery.expect(running)
-        self.serving.submit(running)
+        self.join(running)
         return running
-
-    def turn(self, times=1):
-        for _ in range(times):
-            self.serving.turn()
-            self.delivery.turn(wait_s=0.0)
-
-    def record(self, running):
-        found = self.jobs.get(running.claim.lease.job_id, TENANT)
-        assert found is not None
-        return found
-
-    @property
-    def num_held_blocks(self):
-        self.engine.check_integrity()
-        return self.engine.capacity().total_blocks - self.engine.capacity().free_blocks
 
 
 @pytest.fixture
 def bench(redis_url):
     with connect(redis_url) as client:
-        yield Bench(client)
+        yield Bench(client, Settings(slots=4, step_tokens=16))
 
 
 def test_the_vector_is_in_the_result_as_float32_in_base64(bench):
