@@ -12,21 +12,12 @@ from prometheus_client.registry import Collector
 from api.queue_metrics import QueueTotals
 from api.switch_metrics import SwitchStates
 from api.webhook_metrics import WebhookBacklog
-from ops.metrics import (
-    BatchMetrics,
-    EngineMetrics,
-    HttpMetrics,
-    JobMetrics,
-    QueueMetrics,
-    StoreMetrics,
-    WebhookMetrics,
-    WorkerMetrics,
-)
 from queueing.endpoints import EndpointStore
 from queueing.model_routes import ModelRoutes
 from queueing.queue import JobQueue
 from queueing.store import connect
 from queueing.switches import SwitchBoard
+from tests.support.metric_groups import METRIC_GROUPS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RULES = {
@@ -35,16 +26,6 @@ RULES = {
     for group in yaml.safe_load(path.read_text())["groups"]
     for rule in group["rules"]
 }
-GROUPS = (
-    HttpMetrics,
-    JobMetrics,
-    QueueMetrics,
-    EngineMetrics,
-    WorkerMetrics,
-    WebhookMetrics,
-    BatchMetrics,
-    StoreMetrics,
-)
 SEVERITIES = {"P0", "P1", "P2"}
 _SELECTOR = re.compile(r"(promptmill_\w+)(?:\{([^}]*)\})?")
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
@@ -66,7 +47,7 @@ class Listening(CollectorRegistry):
 def exported() -> dict[str, set[str] | None]:
     """Return the series that the code exports, with their labels where those are known."""
     registry = Listening()
-    for group in GROUPS:
+    for group in METRIC_GROUPS:
         group(registry)
     with connect("redis://127.0.0.1:1/0") as nowhere:
         queue = JobQueue(nowhere)

@@ -9,27 +9,11 @@ from ops.metrics import (
     NEXT_TOKEN_BUCKETS,
     STEP_BUCKETS,
     TOKENS_BUCKETS,
-    BatchMetrics,
     EngineMetrics,
-    HttpMetrics,
-    JobMetrics,
-    QueueMetrics,
     StoreMetrics,
-    WebhookMetrics,
-    WorkerMetrics,
     new_registry,
 )
-
-GROUPS = (
-    HttpMetrics,
-    JobMetrics,
-    QueueMetrics,
-    EngineMetrics,
-    WorkerMetrics,
-    WebhookMetrics,
-    BatchMetrics,
-    StoreMetrics,
-)
+from tests.support.metric_groups import METRIC_GROUPS
 
 
 @pytest.fixture
@@ -38,7 +22,7 @@ def registry():
 
 
 def test_all_groups_fit_on_one_registry(registry):
-    for group in GROUPS:
+    for group in METRIC_GROUPS:
         group(registry)
 
     families = list(text_string_to_metric_families(generate_latest(registry).decode()))
