@@ -28,7 +28,7 @@ def run_engine_worker(settings: Settings, folder: Path, name: str | None = None)
     tokenizer = Tokenizer.load(folder)
     engine = load_engine(folder, _engine_config(settings))
     facts = engine.facts
-    digest = f"{manifest.digest} {facts.dtype} {facts.kv_dtype}"
+    digest = f"{manifest.digest} {facts.dtype} {facts.kv_dtype} {facts.kernels}"
     model = LoadedModel(manifest.name, engine, tokenizer, digest, manifest.pooling, facts)
     _warm_up(model)
     gc.collect()
