@@ -61,10 +61,13 @@ def redis_server(
 @pytest.fixture
 def redis_url(redis_server: RedisServer) -> str:
     """Return the address of the session's server, emptied of what earlier tests left."""
-    with redis.Redis.from_url(redis_server.url) as client:
-        client.flushall()
-        client.script_flush()
-    return redis_server.url
+    return _emptied(redis_server)
+
+
+@pytest.fixture(scope="module")
+def module_redis_url(redis_server: RedisServer) -> str:
+    """Return the same for what a module's tests share: emptied before the first of them."""
+    return _emptied(redis_server)
 
 
 @pytest.fixture
@@ -92,3 +95,10 @@ def _server_binaries() -> dict[str, Path]:
         assert system is not None, "redis-server is not installed, and CI tests on it too"
         binaries["system"] = system
     return binaries
+
+
+def _emptied(server: RedisServer) -> str:
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+        client.script_flush()
+    return server.url

@@ -105,10 +105,10 @@ def data_dir(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(redis_server, model_dir, data_dir) -> Iterator[ApiServer]:
+def server(module_redis_url, model_dir, data_dir) -> Iterator[ApiServer]:
     """Run one API for all tests here: it keeps nothing that is not in Redis or on disk."""
     settings = {
-        "redis_url": redis_server.url,
+        "redis_url": module_redis_url,
         "models": f'["{model_dir}"]',
         "data_dir": str(data_dir),
         "api_key": API_KEY,

@@ -57,10 +57,10 @@ UNREADABLE = {
 
 
 @pytest.fixture(scope="module")
-def api(redis_server, tiny_folder, tmp_path_factory):
+def api(module_redis_url, tiny_folder, tmp_path_factory):
     """Return one API for all attacks: what is refused leaves nothing."""
     settings = {
-        "redis_url": redis_server.url,
+        "redis_url": module_redis_url,
         "models": [tiny_folder],
         "data_dir": tmp_path_factory.mktemp("data"),
         "api_key": API_KEY,

@@ -13,10 +13,10 @@ HEAD = f"Host: x\r\nAuthorization: Bearer {API_KEY}\r\nConnection: close\r\n"
 
 
 @pytest.fixture(scope="module")
-def server(redis_server, tiny_folder, tmp_path_factory):
+def server(module_redis_url, tiny_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("lines")
     settings = {
-        "redis_url": redis_server.url,
+        "redis_url": module_redis_url,
         "models": f'["{tiny_folder}"]',
         "data_dir": str(folder / "data"),
         "api_key": API_KEY,

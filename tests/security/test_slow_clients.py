@@ -30,12 +30,12 @@ SLOW = {
 
 
 @pytest.fixture(scope="module")
-def server(redis_server, tiny_folder, tmp_path_factory):
+def server(module_redis_url, tiny_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("slow")
     server = ApiServer(
         folder / "api.log",
         {
-            "redis_url": redis_server.url,
+            "redis_url": module_redis_url,
             "models": f'["{tiny_folder}"]',
             "data_dir": str(folder / "data"),
             "api_key": API_KEY,
