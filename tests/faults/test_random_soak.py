@@ -45,7 +45,7 @@ def soak(tmp_path, chance) -> Iterator[Soak]:
 
 
 @pytest.mark.fault("F32")
-@pytest.mark.timeout(120 + MINUTES * 60 * 2)
+@pytest.mark.timeout(300 + MINUTES * 60 * 2)
 def test_whatever_strikes_in_whatever_order_nothing_is_lost_and_nothing_is_left(soak):
     soak.start()
 

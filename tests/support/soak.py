@@ -113,10 +113,15 @@ class Soak:
         self._rest(_LOOK_EVERY_S)
 
     def finish(self) -> SoakVerdict:
-        """Let everything come to its end, end the processes, and say what was not as promised."""
+        """Let everything come to its end, end the processes, and say what was not as promised.
+
+        What the last fault struck may end only now, so ended processes are started again here too.
+        """
         for load in self._loads:
-            load.finish()
-        wait_until(lambda: not self._unended(), _SETTLE_LIMIT_S, self.stack.logs)
+            load.stop_submitting()
+        wait_until(self._is_settled, _SETTLE_LIMIT_S, self.stack.logs)
+        for load in self._loads:
+            load.close()
         self._take_webhooks()
         strange = tuple(self.stack.end_in_order())
         return SoakVerdict(
@@ -183,6 +188,10 @@ class Soak:
             )
         except httpx.TransportError:
             return False
+
+    def _is_settled(self) -> bool:
+        self.stack.supervise()
+        return all(load.has_ended for load in self._loads) and not self._unended()
 
     def _unended(self) -> list[str]:
         return [name for name in live_jobs(self.stack.client) if name != JANITOR_ID]

@@ -112,11 +112,18 @@ class SoakStack:
             self.processes[part.name] = self._spawn(part)
 
     def end_in_order(self) -> list[str]:
-        """End every process by SIGTERM; return how each ended that did not end well."""
+        """End every process by SIGTERM; return how each ended that did not end well.
+
+        One that a fault had ended may only just have been started, and not listen yet.
+        """
         for process in self.processes.values():
             process.signal(signal.SIGTERM)
-        ends = {name: process.wait() for name, process in self.processes.items()}
-        return [f"{name} {status}" for name, status in ends.items() if status != 0]
+        ends = {part: self.processes[part.name].wait() for part in self.parts}
+        return [
+            f"{part.name} {status}"
+            for part, status in ends.items()
+            if status != 0 and (part.is_elder or status != -signal.SIGTERM)
+        ]
 
     def lost_blocks(self) -> int:
         """Sum up the KV blocks that engine workers, ended in order, could not account for."""
