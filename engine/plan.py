@@ -41,7 +41,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The chunks of one step, the most urgent first within what was already running."""
+    """The chunks of one step, the most urgent first."""
 
     chunks: tuple[Chunk, ...]
     preempted_ids: tuple[str, ...] = ()

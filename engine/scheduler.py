@@ -2,8 +2,10 @@
 
 There is no prefill phase and no decode phase: every step moves "computed" towards "known" for every
 running sequence, the most urgent first, within a token budget of which each running sequence is
-kept at least one token. Waiting sequences join in order of rank; the first that does not fit holds
-back the rest, so a large one is not passed for ever.
+kept at least one token. Waiting sequences join in order of rank, in their place among the running
+ones; the first that does not fit holds back the rest, so a large one is not passed for ever. Beside
+the prompt of a more urgent class, an eighth of a step is left for other prompts, lest they make
+that step a long one.
 
 When blocks run out, the least urgent running sequence gives all of its blocks back and waits again;
 what it had computed mostly survives as cached prefix. A sequence only ever takes from less urgent
@@ -14,6 +16,7 @@ every change to a Sequence. Must not know tensors.
 from bisect import insort
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from math import inf
 
 from engine.admission import AdmissionEstimate
 from engine.blocks import BlockPool
@@ -27,6 +30,11 @@ class StepLimits:
 
     max_sequences: int
     max_step_tokens: int
+
+    @property
+    def max_tokens_beside_urgent(self) -> int:
+        """Bound the prompt tokens of less urgent classes in a step with a more urgent prompt."""
+        return self.max_step_tokens // 8
 
 
 # A sequence joins one step later if it can then share so many more blocks.
@@ -108,17 +116,26 @@ class Scheduler:
         num_yielded = len(preempted_ids)
         chunks: list[Chunk] = []
         budget = self._limits.max_step_tokens
-        index = 0
-        while index < len(self._running):
-            kept_for_others = len(self._running) - index - 1
-            chunk = self._next_chunk(self._running[index].sequence, budget - kept_for_others)
-            if self._make_room(index, chunk, preempted_ids):
+        prompt_class = inf
+        may_join = True
+        while True:
+            num_left = len(self._running) - len(chunks)
+            # When blocks ran out there is no room for more.
+            may_join = may_join and budget > num_left and len(preempted_ids) == num_yielded
+            if may_join and self._waits_before(len(chunks)):
+                may_join = self._join(chunks)
+                continue
+            if num_left == 0:
+                return StepPlan(tuple(chunks), tuple(preempted_ids), self._num_cached_tokens)
+            entry = self._running[len(chunks)]
+            if prompt_class < entry.rank[0]:
+                budget = min(budget, num_left + self._limits.max_tokens_beside_urgent)
+            chunk = self._next_chunk(entry.sequence, budget - num_left + 1)
+            if self._make_room(len(chunks), chunk, preempted_ids):
                 chunks.append(chunk)
                 budget -= chunk.num_tokens
-                index += 1
-        if len(preempted_ids) == num_yielded:  # else blocks ran out, and there is no room for more
-            self._admit(chunks, budget)
-        return StepPlan(tuple(chunks), tuple(preempted_ids), self._num_cached_tokens)
+                if chunk.num_tokens > 1:
+                    prompt_class = min(prompt_class, entry.rank[0])
 
     def commit(self, plan: StepPlan, sampled_ids: Many[int]) -> list[Completion]:
         """Record a computed step.
@@ -223,19 +240,20 @@ class Scheduler:
         insort(self._waiting, entry)
         preempted_ids.append(entry.sequence.id)
 
-    def _admit(self, chunks: list[Chunk], budget: int) -> None:
-        """Let waiting sequences join, in order, while budget, slots and likely blocks suffice."""
-        while self._waiting and budget > 0:
-            entry = self._waiting[0]
-            if not self._has_room(entry.sequence) or self._is_worth_waiting(entry.sequence, chunks):
-                return
-            del self._waiting[0]
-            chunk = self._next_chunk(entry.sequence, budget)
-            has_grown = self._pool.grow(entry.sequence.table, chunk.start + chunk.num_tokens)
-            assert has_grown, "admission counted blocks that are not there"
-            insort(self._running, entry)
-            chunks.append(chunk)
-            budget -= chunk.num_tokens
+    def _waits_before(self, index: int) -> bool:
+        """Tell whether what waits comes before the running sequence at this index, or after all."""
+        if not self._waiting:
+            return False
+        return index == len(self._running) or self._waiting[0] < self._running[index]
+
+    def _join(self, chunks: list[Chunk]) -> bool:
+        """Let the first waiting sequence run; False, for the whole step, when it has to wait."""
+        entry = self._waiting[0]
+        if not self._has_room(entry.sequence) or self._is_worth_waiting(entry.sequence, chunks):
+            return False
+        del self._waiting[0]
+        insort(self._running, entry)
+        return True
 
     def _is_worth_waiting(self, sequence: Sequence, chunks: list[Chunk]) -> bool:
         """Tell whether this very step computes much of the sequence's beginning for another one."""

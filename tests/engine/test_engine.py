@@ -154,7 +154,7 @@ def test_a_long_crowded_run_with_aborts_leaks_nothing(tiny_folder):
 
     assert run.num_completed + run.num_aborted == 400
     assert run.num_aborted > 20
-    assert run.num_preempted > 20
+    assert run.num_preempted > 10
     assert run.final_memory_bytes - run.early_memory_bytes < 16 << 20
 
 

@@ -116,6 +116,29 @@ def test_the_same_class_never_takes_a_slot():
     assert tokens_of(plan) == {"first": 1}
 
 
+def test_a_more_urgent_prompt_joins_before_the_rest_of_a_less_urgent_one():
+    scheduler = a_scheduler(max_step_tokens=16)
+    scheduler.add(a_sequence("bulk", num_prompt=100, rank=(2.0, 0.0)))
+    step(scheduler)
+    scheduler.add(a_sequence("realtime", num_prompt=12, rank=(0.0, 5.0)))
+
+    plan, _ = step(scheduler)
+
+    assert tokens_of(plan)["realtime"] == 12
+
+
+def test_beside_a_more_urgent_prompt_an_eighth_of_a_step_is_left_for_others():
+    scheduler = a_scheduler(max_step_tokens=32)
+    scheduler.add(a_sequence("bulk", num_prompt=100, rank=(2.0, 0.0)))
+    step(scheduler)
+    scheduler.add(a_sequence("realtime", num_prompt=3, rank=(0.0, 5.0)))
+
+    beside, after = step(scheduler)[0], step(scheduler)[0]
+
+    assert tokens_of(beside) == {"realtime": 3, "bulk": 1 + 4}
+    assert tokens_of(after) == {"realtime": 1, "bulk": 31}
+
+
 def test_the_least_urgent_yields_when_blocks_run_out_and_finishes_later():
     scheduler = a_scheduler(num_blocks=6, share=0.0)
     scheduler.add(a_sequence("urgent", num_prompt=8, max_tokens=12, rank=(0.0, 0.0)))
@@ -294,6 +317,8 @@ def test_every_schedule_conserves_blocks_keeps_its_budget_and_starves_nobody(
         for sequence in sequences:
             assert len(sequence.table.held) <= scheduler.most_blocks(sequence.num_known)
         assert all(chunk.num_tokens >= 1 for chunk in plan.chunks)
+        ranks = [chunk.sequence.rank for chunk in plan.chunks]
+        assert ranks == sorted(ranks), "a less urgent one was served first"
         assert len({chunk.sequence.id for chunk in plan.chunks}) == len(plan.chunks) <= 4
         if now > 20 and not scheduler.num_running + scheduler.num_waiting:
             break
