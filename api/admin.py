@@ -12,6 +12,7 @@ from werkzeug.routing import BaseConverter
 
 from api.admin_schemas import (
     KeyBody,
+    ModelRouteBody,
     SwitchBody,
     TenantBody,
     dead_object,
@@ -30,6 +31,7 @@ from queueing.body import validate
 from queueing.dead_jobs import DeadJobs
 from queueing.endpoints import EndpointStore
 from queueing.errors import FailureCode, RequestError
+from queueing.model_routes import ModelRoutes
 from queueing.queue import JobQueue
 from queueing.switches import Switch, SwitchBoard
 from queueing.tenants import Tenant, TenantStore
@@ -68,12 +70,14 @@ class AdminRoutes:
         tenants: TenantStore,
         dead: DeadJobs,
         switches: SwitchBoard,
+        model_routes: ModelRoutes,
         endpoints: EndpointStore,
     ) -> None:
         self._queue = queue
         self._tenants = tenants
         self._dead = dead
         self._switches = switches
+        self._model_routes = model_routes
         self._endpoints = endpoints
 
     def blueprint(self) -> Blueprint:
@@ -94,6 +98,8 @@ class AdminRoutes:
             ("/disabled_endpoints", self.list_disabled, "GET"),
             ("/switches", self.list_switches, "GET"),
             ("/switches/<switch_name:name>", self.flip, "PUT"),
+            ("/model_routes", self.list_model_routes, "GET"),
+            ("/model_routes/<path:model>", self.put_model_route, "PUT"),
             ("/drain", self.drain_state, "GET"),
             ("/drain", self.drain, "POST"),
             ("/drain", self.resume, "DELETE"),
@@ -194,6 +200,24 @@ class AdminRoutes:
         flip = self._switches.flip(Switch(name), body.value)
         _note("switch flipped", switch=name, before=flip.before, now=flip.now)
         return jsonify(name=name, value=flip.now)
+
+    def list_model_routes(self) -> Response:
+        """Return the models in whose place another one is used."""
+        read_query()
+        routes = sorted(self._model_routes.read().items())
+        data = [{"model": model, "used": used} for model, used in routes]
+        return jsonify(object="list", data=data)
+
+    def put_model_route(self, model: str) -> Response:
+        """Use another model in this one's place; all processes see it within two seconds."""
+        read_query()
+        body = validate(ModelRouteBody, read_object())
+        if body.used == model:
+            message = "a model can't stand in for itself; null ends a route"
+            raise RequestError(FailureCode.INVALID_REQUEST, message, "used")
+        change = self._model_routes.put(model, body.used)
+        _note("model route put", model=model, before=change.before, now=change.now)
+        return jsonify(model=model, used=change.now)
 
     def drain_state(self) -> Response:
         """Say whether the installation drains, and what its workers still hold, by queue."""

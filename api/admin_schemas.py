@@ -41,6 +41,12 @@ class SwitchBody(StrictModel):
     value: Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)] | None
 
 
+class ModelRouteBody(StrictModel):
+    """The model that is used in place of another; null is the model itself again."""
+
+    used: Annotated[str, Field(min_length=1, max_length=200)] | None
+
+
 def queue_object(name: str, depth: QueueDepth, totals: dict[str, int]) -> dict[str, Any]:
     """Say what waits in a queue, by priority, what is leased, and what became of the rest."""
     return {

@@ -166,7 +166,7 @@ def create_api(settings: Settings) -> Api:
     app.register_blueprint(webhook_secret_blueprint(webhook_secret))
     app.register_blueprint(docs_blueprint(lambda: api_document(app)))
     dead = DeadJobs(client, queue, prefix=settings.key_prefix)
-    admin_routes = AdminRoutes(queue, tenants, dead, switches, endpoints)
+    admin_routes = AdminRoutes(queue, tenants, dead, switches, substitutes, endpoints)
     admin = _admin_app(settings, admin_routes, keyring, http, store)
     return Api(app, admin, drain, waiters, client)
 

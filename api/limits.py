@@ -7,6 +7,7 @@ the store anything. Knows nothing of jobs.
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
 from threading import Lock
 from time import monotonic
 
@@ -20,6 +21,8 @@ from queueing.tenants import Tenant
 _MAX_BAD_KEYS = 20
 _BAD_KEYS_PER_S = 20 / 60
 _MAX_ADDRESSES = 10_000
+# Who has one IPv6 address has a whole network of so many bits.
+_IPV6_NETWORK_BYTES = 8
 
 
 class RateLimited(PromptmillError):
@@ -52,25 +55,41 @@ class _Bucket:
 
 
 class BadKeys:
-    """Counts bad keys by the address they came from. Thread-safe, and bounded in memory."""
+    """Counts bad keys by the address they came from. Thread-safe, and bounded in memory.
+
+    All addresses of an IPv6 network of 64 bits count as one.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._buckets: OrderedDict[bytes, _Bucket] = OrderedDict()
 
     def count(self, address: str) -> None:
         """Count one; raises RateLimited when the address has had its share."""
+        source = _source_of(address)
         now_s = monotonic()
         with self._lock:
-            bucket = self._buckets.pop(address, None) or _Bucket(_MAX_BAD_KEYS, now_s)
+            bucket = self._buckets.pop(source, None) or _Bucket(_MAX_BAD_KEYS, now_s)
             refilled = bucket.level + (now_s - bucket.at_s) * _BAD_KEYS_PER_S
             level = min(_MAX_BAD_KEYS, refilled)
-            self._buckets[address] = _Bucket(max(0.0, level - 1), now_s)
+            self._buckets[source] = _Bucket(max(0.0, level - 1), now_s)
             # The address that was quiet longest has the fullest bucket, so little is forgotten.
             if len(self._buckets) > _MAX_ADDRESSES:
                 self._buckets.popitem(last=False)
         if level < 1:
             raise RateLimited("keys", round(1 / _BAD_KEYS_PER_S))
+
+
+def _source_of(address: str) -> bytes:
+    """Return what all addresses of one caller have in common; what is no address is itself."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return address.encode()
+    if isinstance(parsed, IPv6Address):
+        mapped = parsed.ipv4_mapped  # how a listener for both kinds shows an IPv4 address
+        return mapped.packed if mapped else parsed.packed[:_IPV6_NETWORK_BYTES]
+    return parsed.packed
 
 
 def tell_allowances(app: Flask) -> None:

@@ -35,6 +35,7 @@ class Settings(BaseSettings):
     redis_url: str = Field(
         default="redis://127.0.0.1:6379/0",
         pattern="^rediss?://",
+        repr=False,  # it may hold a password
         description="The one Redis or Valkey server.",
     )
     redis_url_file: FilePath | None = Field(

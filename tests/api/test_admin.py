@@ -9,6 +9,7 @@ from api.app import create_api
 from ops.settings import Settings
 from queueing.deliveries import AttemptEnd, AttemptNote, DeliveryLog, Verdict
 from queueing.job import JobState, generate_queue
+from queueing.model_routes import ModelRoutes
 from queueing.queue import JobQueue, QueueLimits
 from queueing.tenants import Tenant, TenantStore
 from tests.api.test_jobs import QUEUE, complete_one
@@ -239,6 +240,26 @@ def test_a_switch_is_flipped_and_obeyed(admin, user):
 )
 def test_a_switch_takes_what_it_can_mean(admin, name, body, status):
     assert admin.put(f"/admin/switches/{name}", json=body).status_code == status
+
+
+def test_a_model_route_is_set_listed_and_ended(admin, managed):
+    on = admin.put("/admin/model_routes/large", json={"used": "small"})
+    listed = admin.get("/admin/model_routes").json["data"]
+    seen = ModelRoutes(managed.client).read()
+    off = admin.put("/admin/model_routes/large", json={"used": None})
+
+    assert (on.json, off.json) == (
+        {"model": "large", "used": "small"},
+        {"model": "large", "used": None},
+    )
+    assert listed == [{"model": "large", "used": "small"}]
+    assert seen == {"large": "small"}
+    assert admin.get("/admin/model_routes").json["data"] == []
+
+
+@pytest.mark.parametrize("body", [{}, {"used": ""}, {"used": "large"}, {"used": 1}])
+def test_a_model_route_names_another_model(admin, body):
+    assert admin.put("/admin/model_routes/large", json=body).status_code == 400
 
 
 def test_draining_refuses_new_work_and_readiness_in_every_process(admin, user, settings):

@@ -114,6 +114,13 @@ def test_every_secret_may_lie_in_a_file(name, secret_file, monkeypatch):
 
 
 @pytest.mark.parametrize("name", SECRETS)
+def test_settings_never_print_a_secret(name, secret_file):
+    settings = Settings.model_validate({name: secret_file.read_text().strip()})
+
+    assert "secret-from-a-file" not in repr(settings) + str(settings)
+
+
+@pytest.mark.parametrize("name", SECRETS)
 def test_a_child_process_reads_the_file_itself(name, secret_file):
     settings = Settings.model_validate({f"{name}_file": secret_file})
 

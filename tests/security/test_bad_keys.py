@@ -49,6 +49,24 @@ def test_a_blocked_address_blocks_no_other_one(ask):
 
 
 @pytest.mark.usefixtures("now")
+def test_all_addresses_of_an_ipv6_network_count_as_one(ask):
+    for number in range(30):
+        ask("bad", f"2001:db8:1:1::{number:x}")
+
+    assert ask("bad", "2001:db8:1:1:ffff::1").status_code == 429
+    assert ask("bad", "2001:db8:1:2::1").status_code == 401
+
+
+@pytest.mark.usefixtures("now")
+def test_an_ipv4_address_is_the_same_however_it_is_shown(ask):
+    for _ in range(30):
+        ask("bad", "::ffff:198.51.100.7")
+
+    assert ask("bad", "198.51.100.7").status_code == 429
+    assert ask("bad", "::ffff:198.51.100.8").status_code == 401
+
+
+@pytest.mark.usefixtures("now")
 def test_who_has_a_key_is_let_in_from_a_blocked_address(ask, api):
     tenants = TenantStore(api.client)
     tenants.put(Tenant("acme"))
