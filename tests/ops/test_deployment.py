@@ -24,9 +24,7 @@ DEFAULTS = Settings.model_construct()
 @pytest.fixture(scope="session")
 def services() -> dict[str, Any]:
     """Read the services of docker-compose.yml, anchors resolved."""
-    services = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
-    assert isinstance(services, dict)
-    return services
+    return services_in("docker-compose.yml")
 
 
 def test_compose_runs_the_whole_stack(services):
@@ -81,10 +79,31 @@ def test_each_image_is_a_target_of_the_dockerfile(services, name):
     assert f" AS {services[name]['build']['target']}\n" in dockerfile
 
 
-def test_images_run_without_root():
-    lines = (REPOSITORY / "ops" / "docker" / "Dockerfile").read_text().splitlines()
+@pytest.mark.parametrize("target", ["light", "engine"])
+def test_images_run_without_root(target):
+    text = (REPOSITORY / "ops" / "docker" / "Dockerfile").read_text()
+    stages = dict(stage.split("\n", 1) for stage in text.split("\nFROM ")[1:])
+    users = [
+        line
+        for stage in ("python:${PYTHON} AS runtime", f"runtime AS {target}")
+        for line in stages[stage].splitlines()
+        if line.startswith("USER ")
+    ]
 
-    assert lines.index("USER 10001") < lines.index("FROM runtime AS light")
+    assert users[-1] == "USER 10001"
+
+
+def test_the_gpu_is_given_to_the_engine_and_set_by_what_settings_know(services):
+    (name, engine), *others = services_in("ops/docker/gpu.yml").items()
+    (device,) = engine["deploy"]["resources"]["reservations"]["devices"]
+    set_ = {
+        key.removeprefix("PROMPTMILL_").lower(): text for key, text in engine["environment"].items()
+    }
+
+    assert (name, others) == ("engine", [])
+    assert name in services
+    assert device["capabilities"] == ["gpu"]
+    assert Settings.model_validate(set_).device == "cuda"
 
 
 @pytest.mark.parametrize("name", UNITS)
@@ -148,6 +167,12 @@ def test_both_full_locks_pin_the_same_torch():
     cuda = next(package for package in requirements("cuda.lock") if package.startswith("torch=="))
 
     assert cpu.split()[0] == f"{cuda.split()[0]}+cpu"
+
+
+def services_in(path: str) -> dict[str, Any]:
+    services = yaml.safe_load((REPOSITORY / path).read_text())["services"]
+    assert isinstance(services, dict)
+    return services
 
 
 def command_named(arguments: list[str]) -> click.Command:
