@@ -13,7 +13,7 @@ CONVERTED := $(MODEL)/manifest.json
 CODE := api engine ops queueing workers tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup kernels model check fix lint types contracts spelling unit bench device-check soak soak-random bench-depth bench-peers lock lock-check clean
+.PHONY: help demo test setup kernels model check fix lint types contracts spelling unit bench device-check soak soak-random bench-depth bench-peers bench-curve lock lock-check clean
 
 help: ## List what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do \
@@ -62,6 +62,9 @@ bench-depth: setup ## Measure step costs, latency under load, prefix cache and m
 
 bench-peers: setup ## Measure us beside every other engine (8 GB of packages; LLAMA=1: one more)
 	$(RUN) -m ops.bench --model $(MODEL) peers $(if $(LLAMA),--with-llama)
+
+bench-curve: setup ## Draw throughput against concurrency, ours and the fastest others' (LLAMA=1: one more)
+	$(RUN) -m ops.bench --model $(MODEL) curve $(if $(LLAMA),--with-llama)
 
 device-check: setup ## Check kernels, answers and speed on this machine's GPU
 	$(RUN) -m ops.bench.device_check --model $(MODEL) --recorded --out .cache/device-check

@@ -1,4 +1,4 @@
-"""The bench's command line: `make bench`, `make bench-depth`, `make bench-peers`.
+"""The bench's command line: `make bench`, `make bench-depth`, `-peers` and `-curve`.
 
 Every engine runs in a process of its own and medians are reported. Numbers from a busy machine are
 refused, or, where they are wanted all the same, marked and never written down.
@@ -18,7 +18,7 @@ from ops.bench.depth import (
     soak_section,
     steps_section,
 )
-from ops.bench.peers import peers
+from ops.bench.peers import Contender, peers
 from ops.bench.program import Laboratory
 from ops.bench.quick import quick_section
 from ops.bench.report import origin, replace_section
@@ -75,26 +75,34 @@ def depth(bench: Bench, dtype: str, requests: int, soak_requests: int) -> None:
     _publish(bench, "latency", latency_section(bench, dtype, requests), command)
 
 
+_with_llama = click.option(
+    "--with-llama", is_flag=True, help="Build llama-server too, about 11 minutes once."
+)
+
+
 @main.command("peers")
 @_repeats
-@click.option("--with-llama", is_flag=True, help="Build llama-server too, about 11 minutes once.")
+@_with_llama
 @click.option("--only", default="", help="Only the peers whose name contains this.")
-@click.option("--skip-curve", is_flag=True, help="Only the table.")
 @click.pass_obj
-def against_peers(
-    bench: Bench, repeats: int, only: str, *, with_llama: bool, skip_curve: bool
-) -> None:
-    """Ours beside every peer, and throughput against concurrency."""
-    num_threads = psutil.cpu_count(logical=False) or 1
-    chosen = [
-        peer
-        for peer in peers(num_threads, with_llama=with_llama, folder=bench.folder)
-        if only in peer.name
-    ]
+def against_peers(bench: Bench, repeats: int, only: str, *, with_llama: bool) -> None:
+    """Ours beside every peer, 32 in flight."""
+    chosen = [peer for peer in _peers(bench, with_llama=with_llama) if only in peer.name]
     _publish(bench, "peers", peers_section(bench, chosen, repeats), "make bench-peers")
-    if not skip_curve:
-        drawn = [peer for peer in chosen if peer.name in _CURVES]
-        _publish(bench, "curve", curve_section(bench, drawn, _PLOT), "make bench-peers")
+
+
+@main.command()
+@_with_llama
+@click.pass_obj
+def curve(bench: Bench, *, with_llama: bool) -> None:
+    """Throughput against concurrency, ours and the fastest peers', as a plot."""
+    drawn = [peer for peer in _peers(bench, with_llama=with_llama) if peer.name in _CURVES]
+    _publish(bench, "curve", curve_section(bench, drawn, _PLOT), "make bench-curve")
+
+
+def _peers(bench: Bench, *, with_llama: bool) -> list[Contender]:
+    num_threads = psutil.cpu_count(logical=False) or 1
+    return peers(num_threads, with_llama=with_llama, folder=bench.folder)
 
 
 def _publish(bench: Bench, name: str, section: str, command: str) -> None:

@@ -1,4 +1,4 @@
-"""`make bench-peers`: our engine beside every other on the same workload.
+"""`make bench-peers`, `make bench-curve`: our engine beside others on the same workload.
 
 Owns the table and the curve. All engines get the same token ids, make the same number of tokens
 greedily and have as many requests in flight and as much cache.
