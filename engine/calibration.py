@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from engine.kernels.interface import Linear, RaggedBatch
+from engine.kernels.interface import FeedForward, Linear, RaggedBatch
 from engine.kernels.reference import ReferenceKernels
 from engine.kv_cache import CacheFormat, KvCache
 from engine.model.build import WeightsBuilder, rope_tables
@@ -65,12 +65,13 @@ class LayerwiseRun:
         Rows of inputs, [T, in] float32.
         """
         layer = self._builder.layer(index, self._ropes)
+        assert isinstance(layer.feed_forward, FeedForward), "experts are not quantised"
         self._runner.run(layer, self._residual.clone(), self._batch, self._cache)
         return {
             Part.QKV: self._kernels.take_inputs(layer.qkv),
             Part.ATTENTION_OUT: self._kernels.take_inputs(layer.attention_out),
-            Part.GATE_UP: self._kernels.take_inputs(layer.gate_up),
-            Part.DOWN: self._kernels.take_inputs(layer.down),
+            Part.GATE_UP: self._kernels.take_inputs(layer.feed_forward.gate_up),
+            Part.DOWN: self._kernels.take_inputs(layer.feed_forward.down),
         }
 
     def advance(self, index: int) -> None:

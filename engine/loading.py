@@ -56,7 +56,8 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
     kernels = choose_kernels(config, dtype, device, sizes)
     weights = load_decoder_weights(folder, model, kernels, Placement(dtype, device, max_context))
     padding = None
-    if config.graphs and kernels.is_recordable:
+    # Which experts a step needs is read back from the device, and a graph can't wait for that.
+    if config.graphs and kernels.is_recordable and not model.has_experts:
         padding = Padding(graph_sizes(config.max_sequences), block=memory.num_blocks)
     cache = KvCache(
         model,

@@ -11,7 +11,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import MemoryBudgetError
 from engine.kv_cache import block_bytes
-from engine.model.config import ModelConfig
+from engine.model.config import LayerConfig, ModelConfig
 
 # Held back for the interpreter, libraries and what neither plan nor budget knows of.
 _RESERVED_SHARE = 0.15
@@ -61,6 +61,20 @@ def plan_memory(
 def _activation_bytes(model: ModelConfig, config: EngineConfig, dtype: torch.dtype) -> int:
     """Count what one step of the largest size holds at once; scores are float32."""
     heads_width = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    row_values = 4 * model.hidden_size + heads_width + 3 * model.intermediate_size
+    row_values = 4 * model.hidden_size + heads_width
     row_bytes = row_values * dtype.itemsize + 4 * model.hidden_size
+    row_bytes += max(_feed_forward_row_bytes(model, layer, dtype) for layer in model.layers)
     return config.max_step_tokens * row_bytes + 4 * config.max_sequences * model.vocab_size
+
+
+def _feed_forward_row_bytes(model: ModelConfig, layer: LayerConfig, dtype: torch.dtype) -> int:
+    """Count a row between the halves; on its way to experts it has a copy, and scores and shares.
+
+    All rows may choose the same expert.
+    """
+    experts = layer.experts
+    if experts is None:
+        return 3 * model.intermediate_size * dtype.itemsize
+    width = max(experts.width, experts.shared_width or 0)
+    num_numbers = experts.num_experts + 4 * (experts.num_chosen + 1)
+    return (model.hidden_size + 3 * width) * dtype.itemsize + 4 * num_numbers

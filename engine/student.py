@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.kernels.interface import Linear
+from engine.kernels.interface import FeedForward, Linear
 from engine.model.config import Scheme
 from engine.model.decoder import DecoderLayer, DecoderWeights
 from engine.model.stored_linear import Part
@@ -82,8 +82,7 @@ class _StudentLayer:
             self._full,
             qkv=linears[Part.QKV],
             attention_out=linears[Part.ATTENTION_OUT],
-            gate_up=linears[Part.GATE_UP],
-            down=linears[Part.DOWN],
+            feed_forward=FeedForward(linears[Part.GATE_UP], linears[Part.DOWN]),
             norm_before_attention=norm_before_attention,
             norm_before_feed_forward=norm_before_feed_forward,
         )
@@ -127,11 +126,12 @@ class _StudentLinear:
 
 
 def _linears_of(layer: DecoderLayer) -> dict[Part, Linear]:
+    assert isinstance(layer.feed_forward, FeedForward), "experts are not quantised"
     return {
         Part.QKV: layer.qkv,
         Part.ATTENTION_OUT: layer.attention_out,
-        Part.GATE_UP: layer.gate_up,
-        Part.DOWN: layer.down,
+        Part.GATE_UP: layer.feed_forward.gate_up,
+        Part.DOWN: layer.feed_forward.down,
     }
 
 

@@ -73,6 +73,30 @@ class Linear:
     group_size: int | None = None  # for half bytes, the inputs that share a scale
 
 
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """The feed-forward part of a layer, or one expert's."""
+
+    gate_up: Linear  # M -> 2 F
+    down: Linear  # F -> M
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Feed-forward parts, each row goes through some of them (Shazeer et al. 2017, section 2).
+
+    A row's share of an expert is the softmax of the router's scores; the num_chosen largest are
+    taken, and count as they are or divided by their sum. A shared expert is the last one: every row
+    goes through it, its share is the sigmoid of the last score, and the softmax leaves it out.
+    """
+
+    router: Linear  # M -> E
+    experts: tuple[FeedForward, ...]  # E
+    num_chosen: int
+    is_renormalised: bool
+    has_shared: bool
+
+
 class Kernels(Protocol):
     """One implementation of all operations.
 
@@ -152,6 +176,13 @@ class Kernels(Protocol):
 
     def linear_gated(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         """Return activation(gate) * up, both products with x."""
+        ...
+
+    def experts_add(self, x: torch.Tensor, experts: Experts, residual: torch.Tensor) -> None:
+        """Add to the residual what each row's experts make of it, times their shares.
+
+        They are added in the order of their numbers, whatever other rows choose.
+        """
         ...
 
     def rotate_and_store(

@@ -10,8 +10,8 @@ import weakref
 
 import torch
 
-from engine.kernels.interface import AttentionShape, Linear, Parts, RaggedBatch
-from engine.kernels.native_library import PackedWeight, Variant
+from engine.kernels.interface import AttentionShape, Experts, Linear, Parts, RaggedBatch
+from engine.kernels.native_library import PackedExpert, PackedWeight, Variant
 from engine.kv_cache import CacheLayout, LayerCache
 from engine.model.config import Activation
 from engine.model.decoder import Decoder
@@ -217,6 +217,22 @@ class NativeKernels:
         self._library.pm_linear_gated(*self._product(x, weight), is_gelu, out.data_ptr())
         return out
 
+    def experts_add(self, x: torch.Tensor, experts: Experts, residual: torch.Tensor) -> None:
+        """Add to the residual what each row's experts make of it."""
+        packed = [
+            PackedExpert(self._packed(expert.gate_up), self._packed(expert.down))
+            for expert in experts.experts
+        ]
+        self._library.pm_experts_add(
+            *self._product(x, experts.router),
+            (PackedExpert * len(packed))(*packed),
+            experts.num_chosen,
+            int(experts.is_renormalised),
+            int(experts.has_shared),
+            int(experts.experts[0].gate_up.activation is Activation.GELU_TANH),
+            residual.data_ptr(),
+        )
+
     def rotate_and_store(
         self,
         qkv: torch.Tensor,
@@ -300,18 +316,20 @@ class NativeKernels:
 
     def _product(self, x: torch.Tensor, weight: Linear) -> tuple[object, ...]:
         """Return the arguments of a product; the weight's addresses are copied by the callee."""
+        return self._program, x.data_ptr(), self._packed(weight)
+
+    def _packed(self, weight: Linear) -> PackedWeight:
+        """Return where a weight lies."""
         data = self._address(weight.data)
         if weight.group_size is not None and weight.scales is not None:
             num_words = weight.num_in // _INT4_PER_WORD
             scales = self._address(weight.scales)
-            packed = PackedWeight(data, num_words, weight.num_out, scales, None, weight.group_size)
-        elif weight.scales is None:
-            packed = PackedWeight(data, weight.num_in // self._values_per_word, weight.num_out)
-        else:
-            scales, offsets = (self._address(row) for row in weight.scales)
-            num_words = weight.num_in // _INT8_PER_WORD
-            packed = PackedWeight(data, num_words, weight.num_out, scales, offsets)
-        return self._program, x.data_ptr(), packed
+            return PackedWeight(data, num_words, weight.num_out, scales, None, weight.group_size)
+        if weight.scales is None:
+            return PackedWeight(data, weight.num_in // self._values_per_word, weight.num_out)
+        scales, offsets = (self._address(row) for row in weight.scales)
+        num_words = weight.num_in // _INT8_PER_WORD
+        return PackedWeight(data, num_words, weight.num_out, scales, offsets)
 
     def _record_norm(
         self,

@@ -51,6 +51,12 @@ class PackedWeight(ctypes.Structure):
     )
 
 
+class PackedExpert(ctypes.Structure):
+    """One expert as experts.h takes it."""
+
+    _fields_ = (("gate_up", PackedWeight), ("down", PackedWeight))
+
+
 _WEIGHT = ctypes.POINTER(PackedWeight)
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "pm_create": (c_void_p, [c_int, c_int]),
@@ -72,6 +78,10 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "pm_linear": (None, [c_void_p, c_void_p, _WEIGHT, c_void_p, c_void_p]),
     "pm_linear_add": (None, [c_void_p, c_void_p, _WEIGHT, c_void_p]),
     "pm_linear_gated": (None, [c_void_p, c_void_p, _WEIGHT, c_int, c_void_p]),
+    "pm_experts_add": (
+        None,
+        [c_void_p, c_void_p, _WEIGHT, ctypes.POINTER(PackedExpert), *[c_int] * 4, c_void_p],
+    ),
     "pm_rotate": (None, [*[c_void_p] * 4, *[c_int] * 4, *[c_void_p] * 3, c_int]),
     "pm_attend": (
         None,

@@ -9,7 +9,8 @@ to torch, so torch's own product stays as fallback.
 import torch
 from torch.nn import functional
 
-from engine.kernels.interface import AttentionShape, Linear, Parts, RaggedBatch
+from engine.kernels.experts import add_experts
+from engine.kernels.interface import AttentionShape, Experts, Linear, Parts, RaggedBatch
 from engine.kv_cache import CacheLayout, LayerCache
 from engine.model.config import Activation, Scheme
 from engine.model.rope import RopeTable
@@ -121,6 +122,10 @@ class ReferenceKernels:
         if weight.activation is Activation.SILU:
             return functional.silu(gate) * up
         return functional.gelu(gate, approximate="tanh") * up
+
+    def experts_add(self, x: torch.Tensor, experts: Experts, residual: torch.Tensor) -> None:
+        """Add to the residual what each row's experts make of it."""
+        add_experts(self, x, experts, residual)
 
     def rotate_and_store(
         self,

@@ -11,12 +11,20 @@ from pathlib import Path
 import torch
 
 from engine.errors import WeightsError
-from engine.kernels.interface import AttentionShape, Kernels, Linear, Parts
+from engine.kernels.interface import (
+    AttentionShape,
+    Experts,
+    FeedForward,
+    Kernels,
+    Linear,
+    Parts,
+)
 from engine.model import stored_linear
 from engine.model.config import Activation, ModelConfig, QueryKeyNorm, Scheme
 from engine.model.decoder import DecoderLayer, DecoderWeights, PartNorm
 from engine.model.rope import RopeTable, rope_table
 from engine.model.rope_config import RopeConfig
+from engine.model.stored_experts import stored_experts
 from engine.model.stored_linear import StoredLinear
 from engine.model.weights import Weights, open_weights, take_fused
 from engine.quantised import SCALES_SUFFIX, SUFFIXES, QuantisedWeight
@@ -116,8 +124,7 @@ class WeightsBuilder:
             ),
             rope=ropes[config.layers[index].rope],
             norm_before_feed_forward=self._layer_norm(prefix, config.norms.before_feed_forward),
-            gate_up=self.linear(stored_linear.gate_up(config, index), config.activation),
-            down=self.linear(stored_linear.down(config, index)),
+            feed_forward=self._feed_forward(index),
             norm_after_feed_forward=self._layer_norm(prefix, config.norms.after_feed_forward),
         )
 
@@ -157,3 +164,22 @@ class WeightsBuilder:
             PartNorm(query, self.norm(prefix + "q_norm", widths[0])),
             PartNorm(key, self.norm(prefix + "k_norm", widths[1])),
         )
+
+    def _feed_forward(self, index: int) -> FeedForward | Experts:
+        config = self._config
+        experts = config.layers[index].experts
+        if experts is None:
+            return self._halves(
+                stored_linear.gate_up(config, index), stored_linear.down(config, index)
+            )
+        stored = stored_experts(experts, index, config.hidden_size)
+        return Experts(
+            router=self.linear(stored.router),
+            experts=tuple(self._halves(expert.gate_up, expert.down) for expert in stored.experts),
+            num_chosen=experts.num_chosen,
+            is_renormalised=experts.is_renormalised,
+            has_shared=experts.shared_width is not None,
+        )
+
+    def _halves(self, gate_up: StoredLinear, down: StoredLinear) -> FeedForward:
+        return FeedForward(self.linear(gate_up, self._config.activation), self.linear(down))

@@ -7,6 +7,7 @@ supported family into it, so that no other file asks which family it runs. Must 
 from dataclasses import dataclass
 from enum import StrEnum
 
+from engine.model.experts_config import ExpertsConfig
 from engine.model.rope_config import RopeConfig
 
 
@@ -57,11 +58,13 @@ class NormNames:
 class LayerConfig:
     """What may differ between the layers of one model.
 
-    With a window, a token sees that many tokens, the last of which is itself.
+    With a window, a token sees that many tokens, the last of which is itself. Without experts, the
+    feed-forward part is one for all tokens.
     """
 
     window: int | None
     rope: RopeConfig
+    experts: ExpertsConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,11 @@ class ModelConfig:
     def num_layers(self) -> int:
         """Count the layers."""
         return len(self.layers)
+
+    @property
+    def has_experts(self) -> bool:
+        """Tell whether what a row goes through depends on the row, in any layer."""
+        return any(layer.experts for layer in self.layers)
 
     @property
     def window(self) -> int | None:

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.kernels.interface import AttentionShape, Kernels, Linear, Parts, RaggedBatch
+from engine.kernels.interface import (
+    AttentionShape,
+    Experts,
+    FeedForward,
+    Kernels,
+    Linear,
+    Parts,
+    RaggedBatch,
+)
 from engine.kv_cache import KvCache, LayerCache
 from engine.model.rope import RopeTable
 
@@ -24,7 +32,10 @@ class PartNorm:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One layer's weights; qkv and gate_up are fused. A norm is float32, or None."""
+    """One layer's weights; qkv and gate_up are fused. A norm is float32, or None.
+
+    There is no norm after experts.
+    """
 
     norm_before_attention: torch.Tensor | None  # [M]
     qkv: Linear  # M -> (H + 2 G) D
@@ -34,8 +45,7 @@ class DecoderLayer:
     shape: AttentionShape
     rope: RopeTable
     norm_before_feed_forward: torch.Tensor | None  # [M]
-    gate_up: Linear  # M -> 2 F
-    down: Linear  # F -> M
+    feed_forward: FeedForward | Experts
     norm_after_feed_forward: torch.Tensor | None  # [M]
 
 
@@ -110,8 +120,12 @@ class LayerRunner:
 
     def _feed_forward(self, layer: DecoderLayer, residual: torch.Tensor) -> None:
         x = self._enter(residual, layer.norm_before_feed_forward)  # [T, M]
-        gated = self._kernels.linear_gated(x, layer.gate_up)  # [T, F]
-        self._leave(gated, layer.down, layer.norm_after_feed_forward, residual)
+        match layer.feed_forward:
+            case FeedForward(gate_up, down):
+                gated = self._kernels.linear_gated(x, gate_up)  # [T, F]
+                self._leave(gated, down, layer.norm_after_feed_forward, residual)
+            case Experts() as experts:
+                self._kernels.experts_add(x, experts, residual)
 
     def _enter(self, residual: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
         """Return what goes into a part of a layer, in the model's type."""

@@ -20,6 +20,7 @@ from engine.model.config import (
     QueryKeyNorm,
     Scheme,
 )
+from engine.model.experts_config import ExpertNames, ExpertsConfig, read_experts, sparse_layers
 from engine.model.rope_config import RopeConfig, read_rope
 
 QUANT_METHOD = "promptmill"  # in quantization_config: weights rounded by engine/quantize.py
@@ -31,6 +32,7 @@ _GEMMA_NORMS = NormNames(
     before_feed_forward="pre_feedforward_layernorm",
     after_feed_forward="post_feedforward_layernorm",
 )
+_MIXTRAL_NAMES = ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2")
 _OLMO2_NORMS = NormNames(
     before_attention=None,
     after_attention="post_attention_layernorm",
@@ -58,9 +60,10 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 def model_config(config: Mapping[str, Any], eos_token_ids: frozenset[int]) -> ModelConfig:
     """Translate the content of a config.json."""
-    return replace(
-        _of_family(config), eos_token_ids=eos_token_ids, quantisation=_quantisation(config)
-    )
+    model, quantisation = _of_family(config), _quantisation(config)
+    if quantisation is not None and model.has_experts:
+        raise UnsupportedModelError("experts with quantised weights")
+    return replace(model, eos_token_ids=eos_token_ids, quantisation=quantisation)
 
 
 def read_eos_token_ids(folder: Path) -> frozenset[int]:
@@ -78,26 +81,25 @@ def read_eos_token_ids(folder: Path) -> frozenset[int]:
 
 
 def _of_family(config: Mapping[str, Any]) -> ModelConfig:
-    family = config.get("model_type")
-    match family, config.get("architectures"):
-        case "llama", ["LlamaForCausalLM"]:
-            return _llama(config)
-        case "mistral", ["MistralForCausalLM"]:
-            return _mistral(config)
-        case "qwen2", ["Qwen2ForCausalLM"]:
-            return _qwen2(config)
-        case "qwen3", ["Qwen3ForCausalLM"]:
-            return _qwen3(config)
-        case "gemma2", ["Gemma2ForCausalLM"]:
-            return _gemma2(config)
-        case "gemma3_text", ["Gemma3ForCausalLM"]:
-            return _gemma3(config)
-        case "phi3", ["Phi3ForCausalLM"]:
-            return _phi3(config)
-        case "olmo2", ["Olmo2ForCausalLM"]:
-            return _olmo2(config)
-        case _, architectures:
-            raise UnsupportedModelError(f"model_type {family!r} with architectures {architectures}")
+    families = {
+        ("llama", "LlamaForCausalLM"): _llama,
+        ("mistral", "MistralForCausalLM"): _mistral,
+        ("mixtral", "MixtralForCausalLM"): _mixtral,
+        ("qwen2", "Qwen2ForCausalLM"): _qwen2,
+        ("qwen2_moe", "Qwen2MoeForCausalLM"): _qwen2_moe,
+        ("qwen3", "Qwen3ForCausalLM"): _qwen3,
+        ("qwen3_moe", "Qwen3MoeForCausalLM"): _qwen3_moe,
+        ("gemma2", "Gemma2ForCausalLM"): _gemma2,
+        ("gemma3_text", "Gemma3ForCausalLM"): _gemma3,
+        ("phi3", "Phi3ForCausalLM"): _phi3,
+        ("olmo2", "Olmo2ForCausalLM"): _olmo2,
+        ("olmoe", "OlmoeForCausalLM"): _olmoe,
+    }
+    family, architectures = config.get("model_type"), config.get("architectures")
+    read = families.get((str(family), *(architectures or ())))
+    if read is None:
+        raise UnsupportedModelError(f"model_type {family!r} with architectures {architectures}")
+    return read(config)
 
 
 def _llama(config: Mapping[str, Any]) -> ModelConfig:
@@ -203,6 +205,49 @@ def _phi3(config: Mapping[str, Any]) -> ModelConfig:
 def _olmo2(config: Mapping[str, Any]) -> ModelConfig:
     """Norms come after each part, and all of a row's query or key heads are normalised as one."""
     return replace(_llama(config), norms=_OLMO2_NORMS, query_key_norm=QueryKeyNorm.WHOLE_ROW)
+
+
+def _mixtral(config: Mapping[str, Any]) -> ModelConfig:
+    """As Mistral, with experts under names of their own."""
+    model = _mistral(config)
+    experts = read_experts(config, model.intermediate_size)
+    experts = replace(experts, is_renormalised=True, names=_MIXTRAL_NAMES)
+    return _with_experts(model, experts, config)
+
+
+def _qwen2_moe(config: Mapping[str, Any]) -> ModelConfig:
+    """As Qwen2, with experts and a shared one."""
+    _require(config, "use_sliding_window", allowed=False)
+    model = replace(_llama(config), has_qkv_bias=bool(config.get("qkv_bias", True)))
+    experts = read_experts(config, int(config["moe_intermediate_size"]))
+    shared_width = int(config["shared_expert_intermediate_size"])
+    return _with_experts(model, replace(experts, shared_width=shared_width), config)
+
+
+def _qwen3_moe(config: Mapping[str, Any]) -> ModelConfig:
+    """As Qwen3, with experts."""
+    _require(config, "use_sliding_window", allowed=False)
+    model = replace(_llama(config), query_key_norm=QueryKeyNorm.EACH_HEAD)
+    experts = read_experts(config, int(config["moe_intermediate_size"]))
+    return _with_experts(model, experts, config)
+
+
+def _olmoe(config: Mapping[str, Any]) -> ModelConfig:
+    """Queries and keys are normalised as in OLMo 2, all else is Llama's, with experts."""
+    _require(config, "clip_qkv", None)
+    model = replace(_llama(config), query_key_norm=QueryKeyNorm.WHOLE_ROW)
+    return _with_experts(model, read_experts(config, model.intermediate_size), config)
+
+
+def _with_experts(
+    model: ModelConfig, experts: ExpertsConfig, config: Mapping[str, Any]
+) -> ModelConfig:
+    sparse = sparse_layers(config, model.num_layers)
+    layers = (
+        replace(layer, experts=experts if index in sparse else None)
+        for index, layer in enumerate(model.layers)
+    )
+    return replace(model, layers=tuple(layers))
 
 
 def _with_window(model: ModelConfig, window: int | None) -> ModelConfig:

@@ -10,7 +10,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.kernels.interface import AttentionShape, Kernels, Linear, Parts, RaggedBatch
+from engine.kernels.interface import (
+    AttentionShape,
+    Experts,
+    FeedForward,
+    Kernels,
+    Linear,
+    Parts,
+    RaggedBatch,
+)
 from engine.kernels.reference import ReferenceKernels
 from engine.kv_cache import LayerCache
 from engine.model.config import Activation, Scheme
@@ -65,6 +73,7 @@ class CaseMaker:
             yield self.attention(f"attention, {name}, bytes", shape, 12, in_bytes=True)
         yield from self.rows()
         yield from self.products()
+        yield self.experts()
         yield from self.heads()
 
     def attention(
@@ -162,6 +171,40 @@ class CaseMaker:
         yield self._case(
             "int4 linear", linear(lambda kernels: kernels.pack_int4(half_bytes, bias, None))
         )
+
+    def experts(self) -> KernelCase:
+        """Make a case of a layer of experts, one of them shared.
+
+        Each expert's score is one of a row's numbers: no rounding changes a choice.
+        """
+        num_rows, num_experts, width = self._number(1, 40), self._number(3, 9), 16
+        x = self._matrix(num_rows, width)
+        router = torch.eye(num_experts, width, dtype=self._dtype, device=self._device)
+        residual = self._matrix(num_rows, width, dtype=torch.float32)
+        halves = [
+            (self._matrix(2 * width, width) / 4, self._matrix(width, width) / 4)
+            for _ in range(num_experts)
+        ]
+
+        def compute(kernels: Kernels) -> torch.Tensor:
+            added = residual.clone()
+            packed = tuple(
+                FeedForward(
+                    kernels.pack(gate_up, None, Activation.SILU), kernels.pack(down, None, None)
+                )
+                for gate_up, down in halves
+            )
+            layer = Experts(
+                kernels.pack(router, None, None),
+                packed,
+                num_chosen=2,
+                is_renormalised=True,
+                has_shared=True,
+            )
+            kernels.experts_add(x, layer, added)
+            return added
+
+        return self._case("experts", compute)
 
     def heads(self) -> Iterator[KernelCase]:
         """Make cases of the vocabulary's scores and of the best of them."""

@@ -1,5 +1,6 @@
 """Every family: logits and greedy answers are transformers', and what is not known is refused."""
 
+from dataclasses import asdict
 from functools import partial
 
 import pytest
@@ -14,8 +15,9 @@ from engine.kernels.triton.kernels import TritonKernels
 from engine.kv_cache import CacheFormat, KvCache
 from engine.loading import load_engine
 from engine.model.build import Placement, load_decoder_weights
+from engine.model.config import Quantisation, Scheme
 from engine.model.decoder import Decoder
-from engine.model.families import read_model_config
+from engine.model.families import QUANT_METHOD, read_model_config
 from engine.sequence import SamplingParams, Sequence
 from tests.support.family_models import (
     FAMILIES,
@@ -26,6 +28,7 @@ from tests.support.family_models import (
 
 CPU = torch.device("cpu")
 PLAIN = ReferenceKernels(torch.float32, is_packed=False)
+INT8 = Quantisation(Scheme.INT8, group_size=None)
 
 # Logits are a few tens wide; float32 sums of other orders differ by some 1e-5.
 assert_close = partial(torch.testing.assert_close, rtol=1e-4, atol=2e-4)
@@ -89,7 +92,7 @@ def test_logits_are_those_of_transformers(folder_of, name):
 
 
 # Between them they need every operation; interpreted, a family takes seconds.
-@pytest.mark.parametrize("name", ["gemma2", "olmo2", "qwen2"])
+@pytest.mark.parametrize("name", ["gemma2", "olmo2", "qwen2", "qwen2-moe"])
 def test_the_kernels_of_a_gpu_compute_families_as_the_plain_ones_do(folder_of, name):
     folder = folder_of(name)
     token_ids = some_ids(12)
@@ -196,7 +199,7 @@ def test_the_first_name_of_long_rotations_is_understood(tmp_path):
     [
         ("olmo2", {"model_type": "olmo3"}, "olmo3"),
         ("olmo2", {"architectures": ["Olmo2ForSequenceClassification"]}, "SequenceClassification"),
-        ("olmo2", {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}, "mixtral"),
+        ("olmo2", {"model_type": "granitemoe"}, "granitemoe"),
         ("olmo2", {"hidden_act": "relu"}, "relu"),
         ("olmo2", {"attention_bias": True}, "attention_bias"),
         ("olmo2", {"rope_parameters": {"rope_type": "spiral"}}, "spiral"),
@@ -204,6 +207,13 @@ def test_the_first_name_of_long_rotations_is_understood(tmp_path):
         ("gemma2", {"layer_types": ["linear_attention"] * 4}, "linear_attention"),
         ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("mistral", {"layer_types": ["full_attention"] * 4}, "layer_types"),
+        ("qwen2-moe", {"use_sliding_window": True}, "use_sliding_window"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+        (
+            "mixtral",
+            {"quantization_config": asdict(INT8) | {"quant_method": QUANT_METHOD}},
+            "experts with quantised weights",
+        ),
     ],
 )
 def test_what_is_not_known_is_refused_by_name(tmp_path, name, changes, reason):
@@ -211,6 +221,14 @@ def test_what_is_not_known_is_refused_by_name(tmp_path, name, changes, reason):
     edit_config(folder, **changes)
 
     with pytest.raises(UnsupportedModelError, match=reason):
+        read_model_config(folder)
+
+
+def test_more_experts_for_a_token_than_there_are_is_no_configuration(tmp_path):
+    folder = write_family_model(tmp_path / "model", "olmoe")
+    edit_config(folder, num_experts_per_tok=9)
+
+    with pytest.raises(MalformedFileError, match="num_experts_per_tok is 9, of 8 experts"):
         read_model_config(folder)
 
 

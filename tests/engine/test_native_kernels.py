@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.build import compile_variant
-from engine.kernels.interface import AttentionShape, RaggedBatch
+from engine.kernels.interface import AttentionShape, Experts, FeedForward, RaggedBatch
 from engine.kernels.native import NativeKernels
 from engine.kernels.native_library import fitting_variants, library_path, load_library
 from engine.kernels.reference import ReferenceKernels
@@ -120,6 +120,49 @@ def test_gated_layers_agree(native, dtype, activation, seed):
         x[:num_rows].float(), reference.pack(weight.float(), None, activation)
     )
     assert_close(out[:num_rows], expected, dtype)
+
+
+@types
+@some
+@given(st.integers(0, 2**31), st.booleans(), st.booleans())
+def test_layers_of_experts_agree(native, dtype, seed, is_renormalised, has_shared):
+    generator = torch.Generator().manual_seed(seed)
+    x, router, num_rows = a_product(seed, dtype)
+    num_experts, width = router.shape
+    halves = [
+        (
+            a_matrix(generator, 2 * inner, width, dtype=dtype),
+            a_matrix(generator, width, inner, dtype=dtype) / 8,
+        )
+        for inner in [10, 6, 34][: num_experts % 3 + 1] * num_experts
+    ][:num_experts]
+    num_chosen = max(1, (num_experts - has_shared) // 2)
+    residual = torch.ones(64, width)
+    kernels, reference = native(dtype), plain(torch.float32)
+
+    def laid_out(kernels, dtype):
+        return Experts(
+            kernels.pack(router.to(dtype), None, None),
+            tuple(
+                FeedForward(
+                    kernels.pack(gate_up.to(dtype), None, Activation.SILU),
+                    kernels.pack(down.to(dtype), None, None),
+                )
+                for gate_up, down in halves
+            ),
+            num_chosen,
+            is_renormalised,
+            has_shared and num_experts > 1,
+        )
+
+    kernels.experts_add(x, laid_out(kernels, dtype), residual)
+
+    run(kernels, num_rows)
+
+    expected = torch.ones(num_rows, width)
+    reference.experts_add(x[:num_rows].float(), laid_out(reference, torch.float32), expected)
+    assert_close(residual[:num_rows], expected, dtype)
+    assert (residual[num_rows:] == 1).all()
 
 
 @types

@@ -74,6 +74,13 @@ def test_products_agree(dtype, seed):
 @types
 @few
 @seeds
+def test_layers_of_experts_agree(dtype, seed):
+    assert_agree(a_maker(dtype, seed).experts(), dtype)
+
+
+@types
+@few
+@seeds
 def test_scores_and_the_best_of_them_agree(dtype, seed):
     for case in a_maker(dtype, seed).heads():
         assert_agree(case, dtype)

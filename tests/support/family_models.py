@@ -89,6 +89,29 @@ FAMILIES: dict[str, tuple[type[transformers.PreTrainedConfig], dict[str, Any]]] 
         {"rope_parameters": LONG, "original_max_position_embeddings": 32},
     ),
     "olmo2": (transformers.Olmo2Config, {}),
+    "mixtral": (transformers.MixtralConfig, {"num_local_experts": 6, "sliding_window": 30}),
+    "qwen2-moe": (
+        transformers.Qwen2MoeConfig,
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    "qwen3-moe": (
+        transformers.Qwen3MoeConfig,
+        {
+            "head_dim": 32,
+            "num_experts": 12,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "olmoe": (transformers.OlmoeConfig, {"num_experts": 8, "num_experts_per_tok": 2}),
 }
 
 
@@ -139,4 +162,4 @@ def _widen(network: torch.nn.Module, generator: torch.Generator) -> None:
             parameter.data.add_(noise * 0.3)
         else:
             width = 6.0 if name.startswith("lm_head") else 1.5
-            parameter.data.copy_(noise * width / parameter.shape[1] ** 0.5)
+            parameter.data.copy_(noise * width / parameter.shape[-1] ** 0.5)

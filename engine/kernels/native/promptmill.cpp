@@ -12,6 +12,7 @@
 #include "attention_bytes.h"
 #include "attention_words.h"
 #include "cache.h"
+#include "experts.h"
 #include "linear.h"
 #include "pool.h"
 #include "rows.h"
@@ -60,6 +61,12 @@ struct Program {
   double seconds[kNumKinds] = {};
   std::vector<uint8_t> quantised;  // rows of the product that is being computed
   std::vector<float> row_scales;
+  ExpertGroups groups;  // of the layer that is being computed, as all that follows
+  std::vector<float> expert_scores;
+  std::vector<int> chosen;
+  std::vector<float> shares;
+  std::vector<uint32_t> expert_rows;  // of one expert, and what is between its halves
+  std::vector<uint32_t> gated_rows;
 };
 
 enum Kind { kLinear, kAttention, kRows, kHead };
@@ -280,6 +287,54 @@ void record_linear_gated(Program& program, const void* x, const PackedWeight& we
   }});
 }
 
+// Score the experts for each row, choose, and group the rows.
+template <class Element>
+void group_rows(Program& program, const void* x, const PackedWeight& router,
+                const ExpertChoice& choice, int num_rows) {
+  const size_t num_places = choice.num_places();
+  program.expert_scores.resize(size_t(num_rows) * choice.num_experts);
+  program.chosen.resize(num_rows * num_places);
+  program.shares.resize(num_rows * num_places);
+  float* scores = program.expert_scores.data();
+  multiply_any<Element>(program, x, router, num_rows, 0,
+                        WriteScores{scores, choice.num_experts, 0});
+  share_rows(program.pool, num_rows, [&](int row) {
+    choose_experts(choice, scores + size_t(row) * choice.num_experts,
+                   program.chosen.data() + row * num_places,
+                   program.shares.data() + row * num_places);
+  });
+  program.groups.fill(choice, num_rows, program.chosen.data(), program.shares.data());
+}
+
+template <class Element, bool kIsGelu>
+void record_experts_add(Program& program, const void* x, const PackedWeight& router,
+                        const Expert* experts, const ExpertChoice& choice, float* residual) {
+  const std::vector<Expert> all(experts, experts + choice.num_experts);
+  const auto* words = static_cast<const uint32_t*>(x);
+  program.operations.push_back({kLinear, [=, &program](const Counts& counts) {
+    group_rows<Element>(program, x, router, choice, counts.num_rows);
+    const ExpertGroups& groups = program.groups;
+    for (int index = 0; index < choice.num_experts; ++index) {
+      const auto& [gate_up, down] = all[index];
+      const int start = groups.starts[index], num_rows = groups.starts[index + 1] - start;
+      const size_t num_words = router.num_in_words;
+      program.expert_rows.resize(std::max(program.expert_rows.size(), num_rows * num_words));
+      program.gated_rows.resize(
+          std::max(program.gated_rows.size(), size_t(num_rows) * down.num_in_words));
+      share_rows(program.pool, num_rows, [&](int row) {
+        std::copy_n(words + groups.rows[start + row] * num_words, num_words,
+                    program.expert_rows.data() + row * num_words);
+      });
+      auto* gated = reinterpret_cast<typename Element::Stored*>(program.gated_rows.data());
+      multiply_any<Element>(program, program.expert_rows.data(), gate_up, num_rows, 0,
+                            WriteGated<Element, kIsGelu>{gated, gate_up.num_out / 2});
+      multiply_any<Element>(program, gated, down, num_rows, 0,
+                            AddShare{{residual, down.num_out}, groups.rows.data() + start,
+                                     groups.shares.data() + start});
+    }
+  }});
+}
+
 template <class Element>
 void record_scores(Program& program, const void* x, const PackedWeight& weight, float softcap,
                    float* out) {
@@ -446,6 +501,20 @@ void pm_linear_gated(Program* program, const void* x, const PackedWeight* weight
   } else {
     is_gelu ? record_linear_gated<Bfloat16, true>(*program, x, packed, out)
             : record_linear_gated<Bfloat16, false>(*program, x, packed, out);
+  }
+}
+
+// experts: as many as the router has outputs. is_gelu: else SiLU.
+void pm_experts_add(Program* program, const void* x, const PackedWeight* router,
+                    const Expert* experts, int num_chosen, int is_renormalised, int has_shared,
+                    int is_gelu, float* residual) {
+  const ExpertChoice choice{router->num_out, num_chosen, is_renormalised != 0, has_shared != 0};
+  if (program->element == 0) {
+    is_gelu ? record_experts_add<Float32, true>(*program, x, *router, experts, choice, residual)
+            : record_experts_add<Float32, false>(*program, x, *router, experts, choice, residual);
+  } else {
+    is_gelu ? record_experts_add<Bfloat16, true>(*program, x, *router, experts, choice, residual)
+            : record_experts_add<Bfloat16, false>(*program, x, *router, experts, choice, residual);
   }
 }
 

@@ -9,7 +9,8 @@ interpreter, for tests; engine/kernels/choice.py decides where they run.
 import torch
 from torch.nn import functional
 
-from engine.kernels.interface import AttentionShape, Linear, Parts, RaggedBatch
+from engine.kernels.experts import add_experts
+from engine.kernels.interface import AttentionShape, Experts, Linear, Parts, RaggedBatch
 from engine.kernels.triton.attention import attend
 from engine.kernels.triton.head import pick_best, score_rows
 from engine.kernels.triton.norms import norm_add, norm_parts, norm_rows, norm_sampled_rows
@@ -128,6 +129,11 @@ class TritonKernels:
         out = torch.empty(len(x), weight.num_out // 2, dtype=self._dtype, device=x.device)
         gate_rows(gate_up, weight.activation, out)
         return out
+
+    def experts_add(self, x: torch.Tensor, experts: Experts, residual: torch.Tensor) -> None:
+        """Add to the residual what each row's experts make of it."""
+        self._settle(residual)
+        add_experts(self, x, experts, residual)
 
     def rotate_and_store(
         self,
