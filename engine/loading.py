@@ -17,6 +17,7 @@ from engine.engine import Engine, EngineFacts, EngineLimits
 from engine.folder import readable_files, stored_dtype, stored_sizes, weights_of
 from engine.graphs import CudaRecorder, GraphedModel, graph_sizes
 from engine.kernels.choice import choose_kernels
+from engine.kernels.interface import Kernels
 from engine.kernels.native import NativeKernels, NativeModel
 from engine.kv_cache import CacheFormat, KvCache
 from engine.memory import plan_memory
@@ -45,15 +46,14 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
     model = read_model_config(folder)
     max_context = min(config.max_context or model.max_context, model.max_context)
     kv_dtype = cache_dtype(config, dtype)
-    weights_bytes = _weights_bytes(folder, model, dtype)
-    memory = plan_memory(model, config, weights_bytes, dtype, kv_dtype)
-
     sizes = StepSizes(
         num_tokens=config.max_step_tokens,
         num_sequences=config.max_sequences,
         blocks_per_sequence=-(-max_context // config.block_size),
     )
     kernels = choose_kernels(config, dtype, device, sizes)
+    weights_bytes = _weights_bytes(folder, model, kernels, dtype)
+    memory = plan_memory(model, config, weights_bytes, dtype, kv_dtype)
     weights = load_decoder_weights(folder, model, kernels, Placement(dtype, device, max_context))
     padding = None
     # Which experts a step needs is read back from the device, and a graph can't wait for that.
@@ -117,11 +117,12 @@ def cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
     return torch.int8 if config.kv_dtype is CacheType.INT8 else dtype
 
 
-def _weights_bytes(folder: Path, model: ModelConfig, dtype: torch.dtype) -> int:
-    """Count the weights as they will be held; a tied embedding is also packed as the head."""
+def _weights_bytes(folder: Path, model: ModelConfig, kernels: Kernels, dtype: torch.dtype) -> int:
+    """Count the weights as they will be held: a tied embedding twice where it can't be shared."""
     sizes = stored_sizes(weights_of(readable_files(folder)))
-    head_values = model.vocab_size * model.hidden_size if model.ties_embeddings else 0
-    return (sizes.num_plain + head_values) * dtype.itemsize + sizes.quantised_bytes
+    is_copied = model.ties_embeddings and not kernels.shares_tables
+    num_copied = model.vocab_size * model.hidden_size if is_copied else 0
+    return (sizes.num_plain + num_copied) * dtype.itemsize + sizes.quantised_bytes
 
 
 def _cache_key(folder: Path, kv_dtype: torch.dtype) -> bytes:

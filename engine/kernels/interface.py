@@ -101,12 +101,14 @@ class Kernels(Protocol):
     """One implementation of all operations.
 
     Residuals, norms and scores are float32, all other activations the model's type. Those a CUDA
-    graph can record read nothing back from the device.
+    graph can record read nothing back from the device. Those that share tables can look rows up in
+    what pack returns: an embedding that is also the head is held once.
     """
 
     name: str
     cache_layout: CacheLayout
     is_recordable: bool
+    shares_tables: bool
 
     def pack(
         self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation | None
@@ -136,7 +138,11 @@ class Kernels(Protocol):
         """
         ...
 
-    def embed(self, table: torch.Tensor, batch: RaggedBatch, scale: float) -> torch.Tensor:
+    def pack_table(self, table: torch.Tensor) -> Linear:
+        """Lay a table [V, M] out for looking rows up; the original is no longer needed."""
+        ...
+
+    def embed(self, table: Linear, batch: RaggedBatch, scale: float) -> torch.Tensor:
         """Look up the rows' tokens: the residual, [T, M] float32."""
         ...
 

@@ -42,6 +42,7 @@ class NativeKernels:
         self.name = f"native {variant.name}"
         self.cache_layout = CacheLayout.WORDS
         self.is_recordable = False
+        self.shares_tables = True
         self._library = library
         self._dtype = dtype
         self._values_per_word = 4 // dtype.itemsize
@@ -138,13 +139,14 @@ class NativeKernels:
             weight.group_size,
         )
 
-    def embed(self, table: torch.Tensor, batch: RaggedBatch, scale: float) -> torch.Tensor:  # noqa: ARG002 read by address
+    def pack_table(self, table: torch.Tensor) -> Linear:
+        """Lay a table out in panels: looking a row up is nothing beside computing with it."""
+        return self.pack(table, None, None)
+
+    def embed(self, table: Linear, batch: RaggedBatch, scale: float) -> torch.Tensor:  # noqa: ARG002 read by address
         """Look up the rows' tokens."""
-        width = table.shape[1]
-        residual = self._buffer("embed", width, torch.float32)
-        self._library.pm_embed(
-            self._program, self._address(table), width, scale, residual.data_ptr()
-        )
+        residual = self._buffer("embed", table.num_in, torch.float32)
+        self._library.pm_embed(self._program, self._packed(table), scale, residual.data_ptr())
         return residual
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

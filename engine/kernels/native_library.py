@@ -70,7 +70,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "pm_panel": (c_int, []),
     "pm_return_freed_memory": (None, []),
     "pm_use_large_pages": (None, [c_void_p, c_size_t]),
-    "pm_embed": (None, [c_void_p, c_void_p, c_int, c_float, c_void_p]),
+    "pm_embed": (None, [c_void_p, _WEIGHT, c_float, c_void_p]),
     "pm_norm": (None, [c_void_p, c_void_p, c_void_p, c_int, c_float, c_int, c_void_p]),
     "pm_norm_parts": (None, [*[c_void_p] * 2, *[c_int] * 2, c_void_p, c_int, c_float]),
     "pm_norm_add": (None, [*[c_void_p] * 3, c_int, c_float, c_void_p]),

@@ -27,6 +27,7 @@ class ReferenceKernels:
         self.name = "reference with oneDNN" if is_packed else "reference"
         self.cache_layout = CacheLayout.WORDS  # any would do
         self.is_recordable = False
+        self.shares_tables = not is_packed  # nobody but oneDNN can read its layout
         self._dtype = dtype
         self._is_packed = is_packed
 
@@ -66,9 +67,14 @@ class ReferenceKernels:
             weight.group_size,
         )
 
-    def embed(self, table: torch.Tensor, batch: RaggedBatch, scale: float) -> torch.Tensor:
+    def pack_table(self, table: torch.Tensor) -> Linear:
+        """Keep a copy of a table, so that the file it is read from can be closed."""
+        num_tokens, width = table.shape
+        return Linear(table.clone(), None, width, num_tokens, None)
+
+    def embed(self, table: Linear, batch: RaggedBatch, scale: float) -> torch.Tensor:
         """Look up the rows' tokens."""
-        return table[batch.token_ids].float() * scale
+        return table.data[batch.token_ids].float() * scale
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Root mean square normalisation (Zhang and Sennrich 2019)."""

@@ -48,12 +48,14 @@ def load_decoder_weights(
     embedding_scale = torch.tensor(config.embedding_scale, dtype=placement.dtype)
     with open_weights(folder, placement.device) as files:
         builder = WeightsBuilder(files, config, kernels, placement.dtype)
+        embedding = builder.embedding()
+        is_head = config.ties_embeddings and kernels.shares_tables
         return DecoderWeights(
-            embedding=builder.embedding(),
+            embedding=embedding,
             embedding_scale=float(embedding_scale),
             layers=tuple(builder.layer(index, ropes) for index in range(config.num_layers)),
             final_norm=builder.norm("model.norm", config.hidden_size),
-            head=builder.linear(stored_linear.head(config)),
+            head=embedding if is_head else builder.linear(stored_linear.head(config)),
             score_softcap=config.score_softcap,
             norm_eps=config.norm_eps,
         )
@@ -80,10 +82,11 @@ class WeightsBuilder:
         self._kernels = kernels
         self._dtype = dtype
 
-    def embedding(self) -> torch.Tensor:
-        """Read the embedding; a copy of its own, so that the file can be closed."""
+    def embedding(self) -> Linear:
+        """Read the embedding."""
         shape = (self._config.vocab_size, self._config.hidden_size)
-        return self._files.take("model.embed_tokens.weight", shape, self._dtype).clone()
+        table = self._files.take("model.embed_tokens.weight", shape, self._dtype)
+        return self._kernels.pack_table(table)
 
     def norm(self, name: str, width: int) -> torch.Tensor:
         """Read a norm's weights; the sum is a copy of its own."""

@@ -53,7 +53,7 @@ class DecoderLayer:
 class DecoderWeights:
     """All weights of a decoder."""
 
-    embedding: torch.Tensor  # [V, M]
+    embedding: Linear  # M -> V: a table of rows, and maybe the head itself
     embedding_scale: float
     layers: tuple[DecoderLayer, ...]
     final_norm: torch.Tensor  # [M]

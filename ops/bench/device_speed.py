@@ -157,13 +157,13 @@ def _measure(task: Task, in_flight: int, *, has_graphs: bool) -> Speed:
 
 
 def _work(engine: Engine[torch.Tensor], model: ModelConfig) -> _Work:
-    """Take the sizes from the memory plan, which counts the embedding and the head apart."""
+    """Take the sizes from the memory plan, which counts an embedding that is the head once."""
     memory = engine.facts.memory
     assert memory is not None, "load_engine plans memory"
     value_bytes = 4 if engine.facts.dtype == "float32" else 2
     head_bytes = model.vocab_size * model.hidden_size * value_bytes
     return _Work(
-        layer_bytes=memory.weights_bytes - 2 * head_bytes,
+        layer_bytes=memory.weights_bytes - (1 if model.ties_embeddings else 2) * head_bytes,
         head_bytes=head_bytes,
         token_bytes=memory.cache_bytes / (memory.num_blocks * _BLOCK_SIZE),
         value_bytes=value_bytes,

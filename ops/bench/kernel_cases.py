@@ -133,7 +133,9 @@ class CaseMaker:
             kernels.linear_add(half, kernels.pack(weight, None, None), x)
             return kernels.rms_norm_sampled(x, batch, norm, 1e-5)
 
-        yield self._case("embed", lambda kernels: kernels.embed(table, batch, 2.5))
+        yield self._case(
+            "embed", lambda kernels: kernels.embed(kernels.pack_table(table), batch, 2.5)
+        )
         yield self._case("norm", lambda kernels: kernels.rms_norm(residual, norm, 1e-5))
         yield self._case("add and norm", add_twice)
         yield self._case("norm parts", norm_parts)

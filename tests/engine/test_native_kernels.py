@@ -249,6 +249,24 @@ def test_norms_agree(native, dtype, seed):
     assert_close(out[:50], plain(dtype).rms_norm(x[:50], weight, 1e-5), dtype)
 
 
+@types
+@some
+@seeds
+def test_rows_of_a_packed_table_are_the_tables_own_bits(native, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    num_tokens, half = (int(torch.randint(1, 80, (), generator=generator)) for _ in range(2))
+    table = a_matrix(generator, num_tokens, 2 * half, dtype=dtype)
+    ids = torch.randint(num_tokens, (64,), generator=generator, dtype=torch.int32)
+    batch = RaggedBatch(ids, *[ids] * 7)
+    kernels = native(dtype)
+    residual = kernels.embed(kernels.pack_table(table), batch, 2.5)
+    kernels.use_batch(batch)
+
+    run(kernels, num_rows=50)
+
+    assert torch.equal(residual[:50], table[ids[:50]].float() * 2.5)
+
+
 def a_ragged_batch(generator, kernels):
     """Return a batch of prompt chunks and single tokens on scattered blocks."""
 

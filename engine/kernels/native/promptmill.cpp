@@ -82,12 +82,11 @@ void share_rows(Pool& pool, int num_rows, const Work& work) {
 }
 
 template <class Element>
-void record_embed(Program& program, const void* table, int width, float scale, float* residual) {
-  const auto* rows = static_cast<const typename Element::Stored*>(table);
+void record_embed(Program& program, const PackedWeight& table, float scale, float* residual) {
+  const size_t width = size_t(table.num_in_words) * Element::kPerWord;
   program.operations.push_back({kRows, [=, &program](const Counts& counts) {
     share_rows(program.pool, counts.num_rows, [&](int row) {
-      embed_row<Element>(rows, program.batch.token_ids[row], width, scale,
-                         residual + size_t(row) * width);
+      embed_row<Element>(table, program.batch.token_ids[row], scale, residual + row * width);
     });
   }});
 }
@@ -459,8 +458,8 @@ void pm_use_large_pages(void* memory, size_t size) {
 #define PM_DISPATCH(function, ...)                    \
   (program->element == 0 ? function<Float32>(__VA_ARGS__) : function<Bfloat16>(__VA_ARGS__))
 
-void pm_embed(Program* program, const void* table, int width, float scale, float* residual) {
-  PM_DISPATCH(record_embed, *program, table, width, scale, residual);
+void pm_embed(Program* program, const PackedWeight* table, float scale, float* residual) {
+  PM_DISPATCH(record_embed, *program, *table, scale, residual);
 }
 
 void pm_norm(Program* program, const float* x, const float* weight, int width, float eps,

@@ -3,16 +3,20 @@
 
 #include <algorithm>
 
+#include "linear.h"
 #include "vector.h"
 
 namespace promptmill {
 
+// A row of the table is a column of its packed layout: its words lie a panel's width apart.
 template <class Element>
-void embed_row(const typename Element::Stored* table, int token, int width, float scale,
-               float* residual) {
-  const typename Element::Stored* from = table + size_t(token) * width;
-  for (int column = 0; column < width; ++column) {
-    residual[column] = Element::widen(from[column]) * scale;
+void embed_row(const PackedWeight& table, int token, float scale, float* residual) {
+  const uint32_t* from = table.words +
+                         size_t(token / kPanel) * table.num_in_words * kPanel + token % kPanel;
+  for (int word = 0; word < table.num_in_words; ++word, from += kPanel) {
+    typename Element::Stored values[Element::kPerWord];
+    std::memcpy(values, from, sizeof values);
+    for (const auto value : values) *residual++ = Element::widen(value) * scale;
   }
 }
 

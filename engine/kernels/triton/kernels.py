@@ -31,6 +31,7 @@ class TritonKernels:
         self.name = "triton, interpreted" if is_interpreted() else "triton"
         self.cache_layout = CacheLayout.ROWS
         self.is_recordable = not is_interpreted()
+        self.shares_tables = True
         self._dtype = dtype
         # The product that is still to be added to a residual, and that residual.
         self._owed: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -68,13 +69,17 @@ class TritonKernels:
             weight.group_size,
         )
 
-    def embed(self, table: torch.Tensor, batch: RaggedBatch, scale: float) -> torch.Tensor:
+    def pack_table(self, table: torch.Tensor) -> Linear:
+        """Keep a table as it is."""
+        return self.pack(table, None, None)
+
+    def embed(self, table: Linear, batch: RaggedBatch, scale: float) -> torch.Tensor:
         """Look up the rows' tokens; a step that failed owes this one nothing."""
         self._owed = None
         out = torch.empty(
-            len(batch.token_ids), table.shape[1], dtype=torch.float32, device=table.device
+            len(batch.token_ids), table.num_in, dtype=torch.float32, device=table.data.device
         )
-        embed_rows(table, batch, scale, out)
+        embed_rows(table.data, batch, scale, out)
         return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
