@@ -11,6 +11,7 @@
     │   └── DuplicateSequenceError
     ├── KernelsMissingError                 raised while loading
     ├── DeviceMemoryError                   inside a step: tried again in smaller chunks
+    ├── RiseTargetError                     raised while quantising
     └── ModelFolderError (ValueError)       raised while loading
         ├── UnsupportedModelError
         ├── WeightsError
@@ -91,6 +92,13 @@ class DuplicateSequenceError(SequenceRefusedError):
 
 class DeviceMemoryError(EngineError):
     """The device had no memory for a step; raised by a runner before any sequence has moved."""
+
+
+class RiseTargetError(EngineError):
+    """A rise of perplexity so small was asked for that int4 would be int8 throughout."""
+
+    def __init__(self) -> None:
+        super().__init__("so small a rise leaves no layer in 4 bits: take int8, or allow more")
 
 
 class KernelsMissingError(EngineError):

@@ -10,24 +10,19 @@ Owns the course; engine/student.py has what moves. Knows no files. Computes with
 order of operations in bfloat16, as what is learned will be served.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch.nn import functional
 
-from engine.calibration import batch_of
-from engine.kernels.interface import AttentionShape, RaggedBatch
-from engine.kernels.reference import ReferenceKernels, attend_one, rotate
-from engine.kv_cache import CacheFormat, KvCache, LayerCache
+from engine.distance import distance, log_probabilities, no_cache, whole_texts
+from engine.kernels.interface import RaggedBatch
+from engine.layer_tensors import RoundedLayer
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder, DecoderWeights
-from engine.model.rope import RopeTable
-from engine.model.stored_linear import Part
-from engine.quantised import QuantisedWeight
-from engine.student import LearnedLayer, Student
+from engine.student import Student
+from engine.text_kernels import TextKernels
 
-_TEXTS_PER_STEP = 4
+TEXTS_PER_STEP = 4
 _NUM_WARM_UP = 10
 # What a parameter whose gradient never changes its sign moves in one step at full pace: a value, as
 # a share of the distance of two whole numbers; a scale or norm, as a share of what it was.
@@ -35,69 +30,28 @@ _VALUE_PACE = 0.008
 _FACTOR_PACE = 0.001
 
 
-class LearningKernels(ReferenceKernels):
-    """Plain kernels that gradients pass through; each text is a whole prompt, none is cached."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.bfloat16, is_packed=False)
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Normalise a copy: gradients need what the residual was before it is added to."""
-        return super().rms_norm(x.clone(), weight, eps)
-
-    def rotate_and_store(
-        self,
-        qkv: torch.Tensor,
-        batch: RaggedBatch,
-        rope: RopeTable,
-        cache: LayerCache,  # noqa: ARG002 nothing is stored
-        shape: AttentionShape,
-    ) -> None:
-        """Rotate queries and keys in place."""
-        heads = qkv.view(len(qkv), -1, shape.head_dim)
-        rotate(heads[:, : shape.num_heads + shape.num_kv_heads], batch.positions, rope)
-
-    def attend(
-        self,
-        qkv: torch.Tensor,
-        batch: RaggedBatch,
-        cache: LayerCache,  # noqa: ARG002 keys and values are in the rows
-        shape: AttentionShape,
-    ) -> torch.Tensor:
-        """Let each row attend to the rows of its text up to itself."""
-        heads = qkv.view(len(qkv), -1, shape.head_dim)
-        parts = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
-        attended = []
-        for rows in torch.split(heads, batch.row_starts.diff().tolist()):
-            queries, keys, values = torch.split(rows, parts, dim=1)
-            keys, values = (part.transpose(0, 1).float() for part in (keys, values))
-            attended.append(attend_one(queries, keys, values, shape))
-        return torch.cat(attended).flatten(1)
-
-
 def learn_rounding(
     full: DecoderWeights,
     config: ModelConfig,
-    rounded: Sequence[Mapping[Part, QuantisedWeight]],
+    rounded: Sequence[RoundedLayer],
     texts: Sequence[list[int]],
     num_steps: int,
-) -> list[LearnedLayer]:
-    """Return each layer's rounded weights and norms as they are after so many steps.
+) -> list[RoundedLayer]:
+    """Return all layers with rounded weights and norms as they are after so many steps.
 
-    Full has weights as LearningKernels pack them. A step reads a few texts, in an order by chance
-    that is the same each time.
+    Full has weights in bfloat16, as TextKernels pack them. A step reads a few texts, in an order by
+    chance that is the same each time.
     """
-    kernels = LearningKernels()
-    no_cache = KvCache(config, 0, CacheFormat(2, torch.bfloat16), torch.device("cpu"))
-    teacher = Decoder(full, kernels, no_cache)
+    kernels, cache = TextKernels(torch.bfloat16), no_cache(config)
+    teacher = Decoder(full, kernels, cache)
     student = Student(full, rounded)
     optimiser, schedule = _course(student, num_steps)
     for batch in _batches(texts, num_steps):
         with torch.no_grad():
-            wanted = _log_probabilities(teacher, batch)
+            wanted = log_probabilities(teacher, batch)
         with torch.enable_grad():
-            found = _log_probabilities(Decoder(student.weights(), kernels, no_cache), batch)
-            loss = functional.kl_div(found, wanted, reduction="batchmean", log_target=True)
+            found = log_probabilities(Decoder(student.weights(), kernels, cache), batch)
+            loss = distance(found, wanted)
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call] # torch
         optimiser.step()
@@ -128,12 +82,7 @@ def _batches(texts: Sequence[list[int]], num_steps: int) -> Iterator[RaggedBatch
     generator = torch.Generator().manual_seed(0)
     queue: list[int] = []
     for _ in range(num_steps):
-        if len(queue) < _TEXTS_PER_STEP:
+        if len(queue) < TEXTS_PER_STEP:
             queue += torch.randperm(len(texts), generator=generator).tolist()
-        taken, queue = queue[:_TEXTS_PER_STEP], queue[_TEXTS_PER_STEP:]
-        batch = batch_of([texts[index] for index in taken])
-        yield replace(batch, sampled_rows=torch.arange(len(batch.token_ids)))
-
-
-def _log_probabilities(decoder: Decoder, batch: RaggedBatch) -> torch.Tensor:
-    return decoder.scores(decoder.forward(batch)).log_softmax(-1)  # [T, V]
+        taken, queue = queue[:TEXTS_PER_STEP], queue[TEXTS_PER_STEP:]
+        yield whole_texts([texts[index] for index in taken])

@@ -2,45 +2,59 @@
 
 Owns the order of work, layer by layer: see what goes into each linear layer when the model reads
 typical text, smooth or not, round, and let the next layer see what the rounded one makes of it.
-int8 layers compute with bytes of activations, which needs smoothing; int4 leaves activations alone,
-and its rounding is learned further when all layers are rounded.
+int8 layers compute with bytes of activations, which needs smoothing; int4 leaves activations alone.
+An int4 model is rounded, keeps in int8 what costs too much, is rounded again with that in place,
+and learns what is left.
 """
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from math import log1p
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
 from engine.calibration import LayerwiseRun
-from engine.errors import UnsupportedModelError
+from engine.distance import load_full
+from engine.errors import RiseTargetError, UnsupportedModelError
 from engine.folder import CONFIG_NAME, WEIGHTS_INDEX_NAME, read_config, readable_files, weights_of
-from engine.learning import LearningKernels, learn_rounding
+from engine.layer_files import LayerFiles
+from engine.layer_parts import Place
+from engine.layer_tensors import LayerTensors, RoundedLayer
+from engine.learning import learn_rounding
 from engine.model import stored_linear
-from engine.model.build import Placement, load_decoder_weights
 from engine.model.config import ModelConfig, Quantisation, Scheme
 from engine.model.families import QUANT_METHOD, read_model_config
-from engine.model.stored_linear import Part, StoredLinear
-from engine.model.weights import EditedWeights, open_weights, take_fused
-from engine.quantised import SCALES_SUFFIX, SUFFIXES, QuantisedWeight
+from engine.model.stored_linear import Part
+from engine.model.weights import EditedWeights, WeightFiles, open_weights
+from engine.quantised import QuantisedWeight
 from engine.rounding import round_int4, round_int8
-from engine.smoothing import LayerTensors, smooth
+from engine.sensitivity import choose_kept, measure_sensitivities
+from engine.smoothing import smooth
 
 _CPU = torch.device("cpu")
 WEIGHTS_NAME = "model.safetensors"
 _NUM_WATCHED = 48  # texts that are enough to know a layer's inputs by
+_NUM_TRIED = 3  # texts that are enough to know what a layer's rounding costs
+# Of the distance that rounding makes, what the usual course of learning leaves (decision 23).
+_LEFT_BY_LEARNING = 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class Lessons:
-    """What a rounded model is held to: texts, as token ids, and for int4 how long it learns."""
+    """What a rounded model is held to.
+
+    Texts are token ids. For int4, max_rise is by which share perplexity may rise, None as far as it
+    likes; how long the model learns is num_steps.
+    """
 
     texts: list[list[int]]
     num_steps: int
+    max_rise: float | None
 
 
 @torch.no_grad()
@@ -49,123 +63,117 @@ def quantise_folder(
 ) -> None:
     """Write a quantised copy of a model folder, without a manifest.
 
-    Raise ModelFolderError when the source does not do. A copy that was not finished has no
-    config.json.
+    Raise ModelFolderError when the source does not do, RiseTargetError when no layer could be int4.
+    A copy that was not finished has no config.json.
     """
     config = read_model_config(source)
     if config.quantisation is not None:
         raise UnsupportedModelError("the model is quantised already")
     target.mkdir(parents=True)
+    everywhere = frozenset(
+        Place(layer, part) for layer in range(config.num_layers) for part in Part
+    )
     with open_weights(source, _CPU) as files:
-        edited = EditedWeights(files)
-        texts = lessons.texts[:_NUM_WATCHED]
-        run = LayerwiseRun(edited, replace(config, quantisation=quantisation), texts)
-        rounded = []
-        for index in range(config.num_layers):
-            layer = _Layer(edited, config, index)
-            tensors = layer.read()
-            inputs = run.watch(index)
-            with _one_thread():
-                rounded.append(_round_layer(tensors, inputs, quantisation, config))
-            layer.write(tensors, rounded[index])
-            run.advance(index)
-        if quantisation.scheme is Scheme.INT4:
-            _learn(source, edited, rounded, lessons)
-        save_file(edited.all(), target / WEIGHTS_NAME)
+        rounding = _Rounding(files, config, quantisation, lessons.texts[:_NUM_WATCHED])
+        match quantisation.scheme:
+            case Scheme.INT8:
+                layers = rounding.run(in_bytes=everywhere)
+            case Scheme.INT4:
+                layers = rounding.run(in_bytes=frozenset())
+                kept = _choose_kept(source, layers, lessons)
+                if kept == everywhere:
+                    raise RiseTargetError
+                layers = rounding.run(in_bytes=kept) if kept else layers
+                quantisation = replace(quantisation, kept_in_int8=_names(config, kept))
+                layers = _learn(source, layers, lessons)
+        save_file(rounding.edited(layers).all(), target / WEIGHTS_NAME)
     _copy_the_rest(source, target, quantisation)
 
 
-class _Layer:
-    """One layer's tensors, as they lie in files under the names of their parts."""
+class _Rounding:
+    """Rounds one model, as often as is wanted; its files stay as they are."""
 
-    def __init__(self, weights: EditedWeights, config: ModelConfig, index: int) -> None:
-        self._weights = weights
+    def __init__(
+        self,
+        files: WeightFiles,
+        config: ModelConfig,
+        quantisation: Quantisation,
+        texts: list[list[int]],
+    ) -> None:
+        self._files = files
         self._config = config
-        self._index = index
-        self._parts = stored_linear.parts_of(config, index)
+        self._quantisation = quantisation
+        self._texts = texts
 
-    def read(self) -> LayerTensors:
-        """Read all that may be changed."""
-        norms, qkv = self._config.norms, self._parts[Part.QKV]
-        return LayerTensors(
-            linears={
-                part: take_fused(self._weights, stored, "weight", torch.float32, stored.num_in)
-                for part, stored in self._parts.items()
-            },
-            qkv_bias=(
-                take_fused(self._weights, qkv, "bias", torch.float32) if qkv.has_bias else None
-            ),
-            norm_before_attention=self._read_norm(norms.before_attention),
-            norm_before_feed_forward=self._read_norm(norms.before_feed_forward),
-        )
+    def run(self, in_bytes: Set[Place]) -> list[RoundedLayer]:
+        """Round all layers, one after the other, some of their parts to bytes."""
+        edited = EditedWeights(self._files)
+        run = LayerwiseRun(edited, self._read_as(in_bytes), self._texts)
+        rounded = []
+        for index in range(self._config.num_layers):
+            layer = LayerFiles(edited, self._config, index)
+            tensors, inputs = layer.read(), run.watch(index)
+            parts = {place.part for place in in_bytes if place.layer == index}
+            with _one_thread():
+                rounded.append(self._round_layer(tensors, inputs, parts))
+            layer.write(rounded[index])
+            run.advance(index)
+        return rounded
 
-    def write(self, tensors: LayerTensors, rounded: Mapping[Part, QuantisedWeight]) -> None:
-        """Put back norms and bias, and rounded weights in the place of the others."""
-        norms = self._config.norms
-        self._write_norm(norms.before_attention, tensors.norm_before_attention)
-        self._write_norm(norms.before_feed_forward, tensors.norm_before_feed_forward)
-        if tensors.qkv_bias is not None:
-            self._write_parts(self._parts[Part.QKV], "bias", tensors.qkv_bias)
-        for part, weight in rounded.items():
-            stored = self._parts[part]
-            self._write_parts(stored, SUFFIXES[weight.scheme], weight.values)
-            self._write_parts(stored, SCALES_SUFFIX, weight.scales)
-            for name in stored.names:
-                self._weights.remove(f"{name}.weight")
+    def edited(self, layers: Sequence[RoundedLayer]) -> EditedWeights:
+        """Return the model's weights with these layers in place."""
+        edited = EditedWeights(self._files)
+        for index, layer in enumerate(layers):
+            LayerFiles(edited, self._config, index).write(layer)
+        return edited
 
-    def _write_parts(self, stored: StoredLinear, suffix: str, fused: torch.Tensor) -> None:
-        for name, part in zip(stored.names, torch.split(fused, list(stored.num_outs)), strict=True):
-            self._weights.replace(f"{name}.{suffix}", part)
+    def _read_as(self, in_bytes: Set[Place]) -> ModelConfig:
+        names = _names(self._config, in_bytes)
+        return replace(self._config, quantisation=replace(self._quantisation, kept_in_int8=names))
 
-    def _read_norm(self, name: str | None) -> torch.Tensor | None:
-        if name is None:
-            return None
-        shape = (self._config.hidden_size,)
-        stored = self._weights.take(self._norm_name(name), shape, torch.float32)
-        return stored + self._config.norm_offset
+    def _round_layer(
+        self, tensors: LayerTensors, inputs: Mapping[Part, torch.Tensor], in_bytes: Set[Part]
+    ) -> RoundedLayer:
+        """Round a layer's weights, after smoothing what goes into those that become bytes."""
+        smooth(tensors, inputs, in_bytes, self._config)
+        weights = {
+            part: round_int8(weight) if part in in_bytes else self._round_int4(weight, inputs[part])
+            for part, weight in tensors.linears.items()
+        }
+        return RoundedLayer(tensors, weights)
 
-    def _write_norm(self, name: str | None, norm: torch.Tensor | None) -> None:
-        if name is not None and norm is not None:
-            self._weights.replace(self._norm_name(name), norm - self._config.norm_offset)
-
-    def _norm_name(self, name: str) -> str:
-        return f"model.layers.{self._index}.{name}.weight"
+    def _round_int4(self, weight: torch.Tensor, rows: torch.Tensor) -> QuantisedWeight:
+        assert self._quantisation.group_size is not None, "int4 has groups"
+        return round_int4(weight, rows, self._quantisation.group_size)
 
 
-def _round_layer(
-    tensors: LayerTensors,
-    inputs: Mapping[Part, torch.Tensor],
-    quantisation: Quantisation,
-    config: ModelConfig,
-) -> dict[Part, QuantisedWeight]:
-    """Round a layer's weights; for int8, smooth all its tensors first."""
-    match quantisation.scheme:
-        case Scheme.INT8:
-            smooth(tensors, inputs, config)
-            return {part: round_int8(weight) for part, weight in tensors.linears.items()}
-        case Scheme.INT4:
-            assert quantisation.group_size is not None, "int4 has groups"
-            return {
-                part: round_int4(weight, inputs[part], quantisation.group_size)
-                for part, weight in tensors.linears.items()
-            }
+def _choose_kept(
+    source: Path, layers: Sequence[RoundedLayer], lessons: Lessons
+) -> frozenset[Place]:
+    """Choose what stays in int8, so that learning can bring the rest to where it is wanted."""
+    if lessons.max_rise is None:
+        return frozenset()
+    texts = lessons.texts[:_NUM_TRIED]
+    full = load_full(source, torch.float32, max(map(len, texts)))
+    sensitivities = measure_sensitivities(
+        full, read_model_config(source), [layer.weights for layer in layers], texts
+    )
+    return choose_kept(sensitivities, log1p(lessons.max_rise) / _LEFT_BY_LEARNING)
 
 
-def _learn(
-    source: Path,
-    edited: EditedWeights,
-    rounded: list[dict[Part, QuantisedWeight]],
-    lessons: Lessons,
-) -> None:
-    """Replace rounded layers by learned ones."""
+def _learn(source: Path, layers: Sequence[RoundedLayer], lessons: Lessons) -> list[RoundedLayer]:
+    full = load_full(source, torch.bfloat16, max(map(len, lessons.texts)))
     config = read_model_config(source)
-    longest = max(len(text) for text in lessons.texts)
-    placement = Placement(torch.bfloat16, _CPU, longest)
-    full = load_decoder_weights(source, config, LearningKernels(), placement)
-    learned = learn_rounding(full, config, rounded, lessons.texts, lessons.num_steps)
-    for index, layer in enumerate(learned):
-        norms = layer.norm_before_attention, layer.norm_before_feed_forward
-        _Layer(edited, config, index).write(LayerTensors({}, None, *norms), layer.weights)
+    return learn_rounding(full, config, layers, lessons.texts, lessons.num_steps)
+
+
+def _names(config: ModelConfig, places: Set[Place]) -> tuple[str, ...]:
+    """Name linear layers as files do, those of a fused one each by itself."""
+    return tuple(
+        name
+        for place in sorted(places)
+        for name in stored_linear.parts_of(config, place.layer)[place.part].names
+    )
 
 
 @contextmanager

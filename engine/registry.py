@@ -32,6 +32,7 @@ from engine.folder import (
     stored_dtype,
     weights_of,
 )
+from engine.model.config import Quantisation, Scheme
 from engine.sequence import Pooling
 
 FORMAT_VERSION = 1
@@ -97,11 +98,11 @@ class Manifest:
     """One immutable version of a model, as kept in manifest.json beside its files.
 
     `dtype` is that of the stored weights, and `quantisation` says how linear layers are rounded,
-    "int8" or "int4 in groups of 32"; None if they are not. `context_length` counts prompt and
-    generated tokens together. `tokenizer_sha256` is of tokenizer.json, `chat_template_sha256` of
-    the template's text; a model without a template takes plain prompts only. `dependencies` are the
-    package versions that the folder was made or registered with. `pooling` is how hidden states
-    become an embedding.
+    "int8" or "int4 in groups of 32, linear layers in int8: 12"; None if they are not.
+    `context_length` counts prompt and generated tokens together. `tokenizer_sha256` is of
+    tokenizer.json, `chat_template_sha256` of the template's text; a model without a template takes
+    plain prompts only. `dependencies` are the package versions that the folder was made or
+    registered with. `pooling` is how hidden states become an embedding.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -222,10 +223,9 @@ def _quantisation(config: dict[str, Any]) -> str | None:
     match config.get("quantization_config"):
         case None:
             return None
-        case {"scheme": str(scheme), "group_size": None}:
-            return scheme
-        case {"scheme": str(scheme), "group_size": int(group_size)}:
-            return f"{scheme} in groups of {group_size}"
+        case {"scheme": "int8" | "int4" as scheme, "group_size": int() | None as size, **rest}:
+            kept_in_int8: Any = rest.get("kept_in_int8", ())
+            return Quantisation(Scheme(scheme), size, tuple(kept_in_int8)).summary
         case _:
             raise MalformedFileError(CONFIG_NAME, "quantization_config is not one of ours")
 

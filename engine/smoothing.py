@@ -8,11 +8,11 @@ inputs (as AWQ does for weights alone: Lin et al. 2023, section 3.2). Owns the a
 layer's tensors and no files.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Set
 
 import torch
 
+from engine.layer_tensors import LayerTensors
 from engine.model.config import ModelConfig
 from engine.model.stored_linear import Part
 from engine.rounding import round_int8, round_rows
@@ -22,31 +22,28 @@ _SHARES = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 _NUM_TRIED = 512  # rows that the error is measured on
 
 
-@dataclass(slots=True)
-class LayerTensors:
-    """One layer's weights as they are being changed, fused; norms with their offset added."""
-
-    linears: dict[Part, torch.Tensor]  # [out, in] each
-    qkv_bias: torch.Tensor | None
-    norm_before_attention: torch.Tensor | None  # [M]
-    norm_before_feed_forward: torch.Tensor | None  # [M]
-
-
-def smooth(layer: LayerTensors, inputs: Mapping[Part, torch.Tensor], config: ModelConfig) -> None:
-    """Change a layer's tensors so that it computes the same from smoother inputs.
+def smooth(
+    layer: LayerTensors,
+    inputs: Mapping[Part, torch.Tensor],
+    parts: Set[Part],
+    config: ModelConfig,
+) -> None:
+    """Change a layer's tensors so that it computes the same, with smoother inputs of some parts.
 
     Inputs has typical rows of each linear layer's inputs, [T, in].
     """
-    if layer.norm_before_attention is not None:
+    if Part.QKV in parts and layer.norm_before_attention is not None:
         factors = _smooth_inputs(layer, Part.QKV, inputs)
         layer.norm_before_attention = layer.norm_before_attention / factors
-    if layer.norm_before_feed_forward is not None:
+    if Part.GATE_UP in parts and layer.norm_before_feed_forward is not None:
         factors = _smooth_inputs(layer, Part.GATE_UP, inputs)
         layer.norm_before_feed_forward = layer.norm_before_feed_forward / factors
-    _smooth_values(layer, inputs[Part.ATTENTION_OUT], config)
-    factors = _smooth_inputs(layer, Part.DOWN, inputs)
-    gate, up = layer.linears[Part.GATE_UP].chunk(2)
-    layer.linears[Part.GATE_UP] = torch.cat((gate, up / factors[:, None]))
+    if Part.ATTENTION_OUT in parts:
+        _smooth_values(layer, inputs[Part.ATTENTION_OUT], config)
+    if Part.DOWN in parts:
+        factors = _smooth_inputs(layer, Part.DOWN, inputs)
+        gate, up = layer.linears[Part.GATE_UP].chunk(2)
+        layer.linears[Part.GATE_UP] = torch.cat((gate, up / factors[:, None]))
 
 
 def _smooth_inputs(

@@ -4,12 +4,14 @@ Owns values in units of a step, which are rounded each time they are used, and f
 norms. Gradients pass rounding as if it were not there. Knows no texts and no course.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from engine.kernels.interface import FeedForward, Linear
+from engine.kernels.interface import Linear
+from engine.layer_parts import linears_of, with_linears
+from engine.layer_tensors import RoundedLayer
 from engine.model.config import Scheme
 from engine.model.decoder import DecoderLayer, DecoderWeights
 from engine.model.stored_linear import Part
@@ -22,26 +24,12 @@ _LOWEST, _HIGHEST = -8, 7
 _INSIDE = 0.4
 
 
-@dataclass(frozen=True, slots=True)
-class LearnedLayer:
-    """One layer's rounded weights and norms."""
-
-    weights: Mapping[Part, QuantisedWeight]
-    norm_before_attention: torch.Tensor | None
-    norm_before_feed_forward: torch.Tensor | None
-
-
 class Student:
     """The rounded model's parameters."""
 
-    def __init__(
-        self, full: DecoderWeights, rounded: Sequence[Mapping[Part, QuantisedWeight]]
-    ) -> None:
+    def __init__(self, full: DecoderWeights, rounded: Sequence[RoundedLayer]) -> None:
         self._full = full
-        self._layers = [
-            _StudentLayer(layer, weights)
-            for layer, weights in zip(full.layers, rounded, strict=True)
-        ]
+        self._layers = [_StudentLayer(*layers) for layers in zip(full.layers, rounded, strict=True)]
 
     @property
     def values(self) -> list[torch.Tensor]:
@@ -58,38 +46,52 @@ class Student:
         """Return what the parameters stand for, gradients included."""
         return replace(self._full, layers=tuple(layer.current() for layer in self._layers))
 
-    def layers(self) -> list[LearnedLayer]:
+    def layers(self) -> list[RoundedLayer]:
         """Return what has been learned."""
         return [layer.learned() for layer in self._layers]
 
 
 class _StudentLayer:
-    """One layer's parameters."""
+    """One layer's parameters; linear layers in int8 stay as they were rounded."""
 
-    def __init__(self, full: DecoderLayer, rounded: Mapping[Part, QuantisedWeight]) -> None:
-        self._full = full
-        linears = _linears_of(full)
+    def __init__(self, full: DecoderLayer, rounded: RoundedLayer) -> None:
+        self._rounded = rounded
+        tensors = rounded.tensors
+        like = linears_of(full)
+        like[Part.QKV] = replace(like[Part.QKV], bias=tensors.qkv_bias)
         self.linears = {
-            part: _StudentLinear(linears[part], weight) for part, weight in rounded.items()
+            part: _StudentLinear(like[part], tensors.linears[part], weight)
+            for part, weight in rounded.weights.items()
+            if weight.scheme is Scheme.INT4
         }
-        self._norms = (full.norm_before_attention, full.norm_before_feed_forward)
+        in_bytes = {
+            part: replace(like[part], data=weight.values, scales=weight.scales[:, 0])
+            for part, weight in rounded.weights.items()
+            if weight.scheme is Scheme.INT8
+        }
+        self._fixed = with_linears(full, in_bytes)
+        self._norms = (tensors.norm_before_attention, tensors.norm_before_feed_forward)
         self.norm_factors = [_parameter(norm) for norm in self._norms if norm is not None]
 
     def current(self) -> DecoderLayer:
-        linears = {part: linear.current() for part, linear in self.linears.items()}
         norm_before_attention, norm_before_feed_forward = self._current_norms()
         return replace(
-            self._full,
-            qkv=linears[Part.QKV],
-            attention_out=linears[Part.ATTENTION_OUT],
-            feed_forward=FeedForward(linears[Part.GATE_UP], linears[Part.DOWN]),
+            with_linears(
+                self._fixed, {part: linear.current() for part, linear in self.linears.items()}
+            ),
             norm_before_attention=norm_before_attention,
             norm_before_feed_forward=norm_before_feed_forward,
         )
 
-    def learned(self) -> LearnedLayer:
-        weights = {part: linear.rounded() for part, linear in self.linears.items()}
-        return LearnedLayer(weights, *self._current_norms())
+    def learned(self) -> RoundedLayer:
+        norm_before_attention, norm_before_feed_forward = self._current_norms()
+        tensors = replace(
+            self._rounded.tensors,
+            norm_before_attention=norm_before_attention,
+            norm_before_feed_forward=norm_before_feed_forward,
+        )
+        learned = {part: linear.rounded() for part, linear in self.linears.items()}
+        return RoundedLayer(tensors, {**self._rounded.weights, **learned})
 
     def _current_norms(self) -> list[torch.Tensor | None]:
         factors = iter(self.norm_factors)
@@ -99,21 +101,20 @@ class _StudentLayer:
 class _StudentLinear:
     """One linear layer's parameters; values start as near to the full weight as GPTQ's choice."""
 
-    def __init__(self, full: Linear, rounded: QuantisedWeight) -> None:
-        self._full = full
+    def __init__(self, like: Linear, full: torch.Tensor, rounded: QuantisedWeight) -> None:
+        self._like = like
         self._group_size = rounded.group_size
         self._scales = rounded.scales.float()
         whole = unpack_int4(rounded.values).float()
-        steps = spread_scales(self._scales, self._group_size, full.num_in)
-        wished = full.data.float() / steps
+        wished = full / spread_scales(self._scales, self._group_size, like.num_in)
         self.values = wished.clamp(whole - _INSIDE, whole + _INSIDE).requires_grad_()
         self.factors = _parameter(self._scales)
 
     def current(self) -> Linear:
         fixed = self.values.detach()
         whole = (self.values + (_nearest(fixed) - fixed)).bfloat16()
-        scales = spread_scales(self._rounded_scales(), self._group_size, self._full.num_in)
-        return replace(self._full, data=whole * scales.bfloat16())
+        scales = spread_scales(self._rounded_scales(), self._group_size, self._like.num_in)
+        return replace(self._like, data=whole * scales.bfloat16())
 
     def rounded(self) -> QuantisedWeight:
         values = pack_int4(_nearest(self.values.detach()))
@@ -123,16 +124,6 @@ class _StudentLinear:
 
     def _rounded_scales(self) -> torch.Tensor:
         return (self._scales * self.factors).bfloat16()
-
-
-def _linears_of(layer: DecoderLayer) -> dict[Part, Linear]:
-    assert isinstance(layer.feed_forward, FeedForward), "experts are not quantised"
-    return {
-        Part.QKV: layer.qkv,
-        Part.ATTENTION_OUT: layer.attention_out,
-        Part.GATE_UP: layer.feed_forward.gate_up,
-        Part.DOWN: layer.feed_forward.down,
-    }
 
 
 def _parameter(like: torch.Tensor) -> torch.Tensor:

@@ -10,15 +10,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from engine.errors import ModelFolderError
+from engine.errors import ModelFolderError, RiseTargetError
 from engine.model.config import Quantisation, Scheme
 from engine.registry import Manifest, Provenance, load_manifest, verify, write_manifest
 
 if TYPE_CHECKING:
     from engine.quantize import Lessons
 
-# Learning needs more of them than rounding.
-_NUM_TEXTS = {Scheme.INT8: 32, Scheme.INT4: 128}
+_SCHEMES = {
+    "int8": Quantisation(Scheme.INT8, None),
+    "int4-32": Quantisation(Scheme.INT4, 32),
+    "int4-128": Quantisation(Scheme.INT4, 128),
+}
+_NUM_TEXTS = 32  # at least; learning never reads one twice
+_NUM_JUDGES = 16  # further texts, which only measure what came of it
 
 
 @click.command()
@@ -28,16 +33,9 @@ _NUM_TEXTS = {Scheme.INT8: 32, Scheme.INT4: 128}
 )
 @click.option(
     "--scheme",
-    type=click.Choice([scheme.value for scheme in Scheme]),
+    type=click.Choice(list(_SCHEMES)),
     required=True,
-    help="int8: weights and activations. int4: weights, in groups.",
-)
-@click.option(
-    "--group-size",
-    type=click.Choice(["32", "128"]),
-    default="32",
-    show_default=True,
-    help="Inputs that share a scale, for int4.",
+    help="int8: weights and activations. int4: weights, in groups of inputs that share a scale.",
 )
 @click.option("--text-tokens", default=256, show_default=True, help="Tokens in each text.")
 @click.option(
@@ -47,38 +45,55 @@ _NUM_TEXTS = {Scheme.INT8: 32, Scheme.INT4: 128}
     show_default=True,
     help="Steps of learning, for int4; each takes seconds for a hundred million weights.",
 )
+@click.option(
+    "--max-rise",
+    type=click.FloatRange(min=0),
+    default=5.0,
+    show_default=True,
+    metavar="PERCENT",
+    help="Rise of perplexity up to which int4 layers stay int4; 0 lets all of them.",
+)
 def quantize(
     folder: Path,
     out: Path,
     scheme: str,
-    group_size: str,
     text_tokens: int,
     steps: int,
+    max_rise: float,
 ) -> None:
     """Round the linear layers of the model in FOLDER; the copy is made in OUT.
 
-    What rounding may change is judged by text that the model writes itself. With int4 the copy then
-    learns to answer as the model does.
+    What rounding may change is judged by text that the model writes itself. With int4 the layers
+    that would cost most are kept in int8, as many as --max-rise asks for, and the copy then learns
+    to answer as the model does.
     """
+    from engine.distance import measure_rise
+    from engine.learning import TEXTS_PER_STEP
     from engine.own_text import own_text
     from engine.quantize import Lessons
 
     if out.exists():
         raise click.ClickException(f"{out} exists already")
-    is_int4 = scheme == Scheme.INT4
-    quantisation = Quantisation(Scheme(scheme), int(group_size) if is_int4 else None)
+    quantisation = _SCHEMES[scheme]
+    is_int4 = quantisation.scheme is Scheme.INT4
     try:
         manifest = load_manifest(folder)
         verify(folder, manifest)
-        num_texts = _NUM_TEXTS[quantisation.scheme]
+        num_lessons = max(_NUM_TEXTS, steps * TEXTS_PER_STEP if is_int4 else 0)
+        num_texts = num_lessons + _NUM_JUDGES
         click.echo(f"{manifest.name} writes {num_texts} texts of {text_tokens} tokens ...")
-        lessons = Lessons(own_text(folder, num_texts, text_tokens), steps)
+        texts = own_text(folder, num_texts, text_tokens)
+        lessons = Lessons(texts[:num_lessons], steps, max_rise / 100 if max_rise else None)
         click.echo("Rounding layer by layer ...")
         made = _make(folder, out, quantisation, lessons, manifest)
-    except ModelFolderError as error:
+        rise = 100 * measure_rise(folder, out, texts[num_lessons:])
+    except (ModelFolderError, RiseTargetError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"{out}: {made.name}, {made.quantisation}, {_mebibytes(made)} MiB")
     click.echo(f"was {_mebibytes(manifest)} MiB; compare: python -m ops.bench.perplexity")
+    click.echo(f"Perplexity of text that {manifest.name} wrote rises by {rise:.1f}%.")
+    if is_int4 and 0 < max_rise < rise:
+        click.echo(f"That is more than {max_rise:g}%: ask for less of a rise, or for more steps.")
 
 
 def _make(

@@ -97,11 +97,7 @@ class WeightsBuilder:
         """Read the weights of layers with the same input and make one layer of them."""
         bias = take_fused(self._files, stored, "bias", torch.float32) if stored.has_bias else None
         if f"{stored.names[0]}.{SUFFIXES[Scheme.INT8]}" in self._files:
-            weight = take_fused(
-                self._files, stored, SUFFIXES[Scheme.INT8], torch.int8, stored.num_in
-            )
-            scales = take_fused(self._files, stored, SCALES_SUFFIX, torch.float32, 1)
-            return self._kernels.pack_int8(weight, scales[:, 0], bias, activation)
+            return self._int8(stored, bias, activation)
         if f"{stored.names[0]}.{SUFFIXES[Scheme.INT4]}" in self._files:
             return self._int4(stored, bias, activation)
         weight = take_fused(self._files, stored, "weight", self._dtype, stored.num_in)
@@ -130,6 +126,16 @@ class WeightsBuilder:
             feed_forward=self._feed_forward(index),
             norm_after_feed_forward=self._layer_norm(prefix, config.norms.after_feed_forward),
         )
+
+    def _int8(
+        self, stored: StoredLinear, bias: torch.Tensor | None, activation: Activation | None
+    ) -> Linear:
+        quantisation = self._config.quantisation
+        if quantisation is None or quantisation.scheme_of(stored.names[0]) is not Scheme.INT8:
+            raise WeightsError(f"{stored.names[0]}: int8, which config.json does not say")
+        weight = take_fused(self._files, stored, SUFFIXES[Scheme.INT8], torch.int8, stored.num_in)
+        scales = take_fused(self._files, stored, SCALES_SUFFIX, torch.float32, 1)
+        return self._kernels.pack_int8(weight, scales[:, 0], bias, activation)
 
     def _int4(
         self, stored: StoredLinear, bias: torch.Tensor | None, activation: Activation | None

@@ -34,10 +34,25 @@ class Scheme(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """What was done to a model's linear layers; groups are of inputs, None means all of them."""
+    """What was done to a model's linear layers; groups are of inputs, None means all of them.
+
+    Those that an int4 model keeps in int8 are named as their weights are.
+    """
 
     scheme: Scheme
     group_size: int | None
+    kept_in_int8: tuple[str, ...] = ()
+
+    def scheme_of(self, name: str) -> Scheme:
+        """Return how one linear layer is rounded."""
+        return Scheme.INT8 if name in self.kept_in_int8 else self.scheme
+
+    @property
+    def summary(self) -> str:
+        """Say in a line how weights are rounded, for manifests, logs and metrics."""
+        groups = "" if self.group_size is None else f" in groups of {self.group_size}"
+        kept = f", linear layers in int8: {len(self.kept_in_int8)}" if self.kept_in_int8 else ""
+        return f"{self.scheme}{groups}{kept}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -295,7 +295,8 @@ def _quantisation(config: Mapping[str, Any]) -> Quantisation | None:
         return None
     if stated.get("quant_method") != QUANT_METHOD:
         raise UnsupportedModelError(f"weights quantised by {stated.get('quant_method')!r}")
-    return Quantisation(Scheme(stated["scheme"]), stated["group_size"])
+    kept_in_int8 = tuple(str(name) for name in stated.get("kept_in_int8", ()))
+    return Quantisation(Scheme(stated["scheme"]), stated["group_size"], kept_in_int8)
 
 
 def _require(config: Mapping[str, Any], name: str, allowed: object) -> None:

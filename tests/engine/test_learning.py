@@ -1,4 +1,4 @@
-"""Learned rounding: it computes as serving does, and brings answers nearer to the full model's."""
+"""Learned rounding: it brings answers nearer to the full model's."""
 
 from dataclasses import replace
 
@@ -8,7 +8,6 @@ import torch
 from engine.calibration import batch_of
 from engine.kernels.reference import ReferenceKernels
 from engine.kv_cache import CacheFormat, KvCache
-from engine.learning import LearningKernels
 from engine.model.build import Placement, load_decoder_weights
 from engine.model.config import Quantisation, Scheme
 from engine.model.decoder import Decoder
@@ -47,22 +46,13 @@ def serving():
     return ReferenceKernels(torch.bfloat16, is_packed=False)
 
 
-@pytest.mark.parametrize("family", ["llama-llama3", "gemma2", "olmo2"])
-def test_what_is_learned_through_is_what_serves(family, tmp_path):
-    folder = write_family_model(tmp_path / "model", family)
-
-    ours = log_probabilities(folder, LearningKernels())
-
-    torch.testing.assert_close(ours, log_probabilities(folder, serving()), rtol=1e-3, atol=1e-2)
-
-
 def test_learning_brings_answers_nearer_to_the_full_models(tmp_path):
     folder = write_family_model(tmp_path / "model", "llama-llama3")
     full = log_probabilities(folder, serving())
     distances = []
     for num_steps in (1, 25):
         copy = tmp_path / f"{num_steps}-steps"
-        lessons = Lessons(some_texts(), num_steps)
+        lessons = Lessons(some_texts(), num_steps, max_rise=None)
         quantise_folder(folder, copy, Quantisation(Scheme.INT4, 48), lessons)
         found = log_probabilities(copy, serving())
         distances.append(
@@ -75,7 +65,7 @@ def test_learning_brings_answers_nearer_to_the_full_models(tmp_path):
 def test_the_same_lessons_teach_the_same(tmp_path):
     folder = write_family_model(tmp_path / "model", "gemma2")
     for name in ("one", "other"):
-        lessons = Lessons(some_texts(), num_steps=3)
+        lessons = Lessons(some_texts(), num_steps=3, max_rise=None)
         quantise_folder(folder, tmp_path / name, Quantisation(Scheme.INT4, 16), lessons)
 
     one, other = (tmp_path / name / "model.safetensors" for name in ("one", "other"))

@@ -1,19 +1,23 @@
 """Quantised folders: what they hold, what they compute, and what is refused."""
 
 import json
+import shutil
+from dataclasses import replace
 from math import log
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from engine.config import EngineConfig, KernelChoice
-from engine.errors import UnsupportedModelError, WeightsError
+from engine.errors import RiseTargetError, UnsupportedModelError, WeightsError
 from engine.folder import readable_files, stored_dtype, weights_of
 from engine.loading import load_engine
 from engine.model.config import Quantisation, Scheme
 from engine.model.families import read_model_config
 from engine.model.weights import open_weights
 from engine.perplexity import TextScorer
+from engine.quantised import SCALES_SUFFIX, SUFFIXES, QuantisedWeight
 from engine.quantize import Lessons, quantise_folder
 from engine.rounding import round_int4, round_int8
 from engine.sequence import SamplingParams, Sequence
@@ -24,13 +28,21 @@ INT4 = Quantisation(Scheme.INT4, 32)
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """Let one thread compute: for tensors this small, two wait for each other most of the time."""
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(2)
+
+
 def some_texts():
     generator = torch.Generator().manual_seed(0)
     return [torch.randint(256, (length,), generator=generator).tolist() for length in (40, 7, 64)]
 
 
-def some_lessons(num_steps=2):
-    return Lessons(some_texts(), num_steps)
+def some_lessons(max_rise=None):
+    return Lessons(some_texts(), num_steps=2, max_rise=max_rise)
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +50,31 @@ def source(tmp_path_factory):
     return write_family_model(tmp_path_factory.mktemp("source") / "model", "qwen2-yarn")
 
 
-@pytest.fixture(scope="module", params=[INT8, INT4], ids=["int8", "int4"])
+@pytest.fixture(
+    scope="module", params=[(INT8, None), (INT4, None), (INT4, 0.3)], ids=["int8", "int4", "mixed"]
+)
 def quantised(request, source, tmp_path_factory):
     target = tmp_path_factory.mktemp("target") / "model"
-    quantise_folder(source, target, request.param, some_lessons())
+    quantisation, max_rise = request.param
+    quantise_folder(source, target, quantisation, some_lessons(max_rise))
     return target
+
+
+@pytest.fixture(scope="module")
+def mixed(source, tmp_path_factory):
+    target = tmp_path_factory.mktemp("mixed") / "model"
+    quantise_folder(source, target, INT4, some_lessons(max_rise=0.3))
+    return target
+
+
+def rounding_of(folder):
+    quantisation = read_model_config(folder).quantisation
+    assert quantisation is not None
+    return quantisation
+
+
+def kept_in(folder):
+    return rounding_of(folder).kept_in_int8
 
 
 def answers_of(folder, run_all, kernels):
@@ -59,11 +91,11 @@ def share_equal(ours, theirs):
 
 
 def test_a_quantised_folder_runs_and_says_what_it_is(quantised, run_all):
-    config = read_model_config(quantised)
+    stated = rounding_of(quantised)
 
     answers = answers_of(quantised, run_all, KernelChoice.AUTO)
 
-    assert config.quantisation in {INT8, INT4}
+    assert replace(stated, kept_in_int8=()) in {INT8, INT4}
     assert all(len(answer) == 6 for answer in answers.values())
 
 
@@ -123,6 +155,63 @@ def test_a_group_size_that_is_not_stated_is_refused(source, tmp_path):
 
     with pytest.raises(WeightsError, match="group_size"):
         load_engine(tmp_path / "int4", EngineConfig(num_blocks=4))
+
+
+def test_a_mixed_folder_names_each_layer_that_is_kept_in_bytes(mixed):
+    with open_weights(mixed, CPU) as files:
+        in_bytes = {name for name in files.names if files.stored(name).dtype is torch.int8}
+        in_half_bytes = {name for name in files.names if files.stored(name).dtype is torch.uint8}
+
+    assert {f"{name}.weight_int8" for name in kept_in(mixed)} == in_bytes
+    assert 0 < len(in_bytes) < len(in_half_bytes)
+
+
+def test_a_mixed_folder_answers_as_its_numbers_say(mixed, tmp_path):
+    plain = write_dequantised(mixed, tmp_path / "plain")
+    ours, theirs = (
+        TextScorer(folder, EngineConfig(kernels=kernels), longest=64).perplexity(some_texts())
+        for folder, kernels in [(mixed, KernelChoice.AUTO), (plain, KernelChoice.REFERENCE)]
+    )
+
+    assert log(ours) == pytest.approx(log(theirs), rel=0.02)  # rows become bytes in one of them
+
+
+def test_the_smaller_the_rise_that_is_allowed_the_more_is_kept(source, mixed, tmp_path):
+    quantise_folder(source, tmp_path / "nearer", INT4, some_lessons(max_rise=0.05))
+
+    assert set(kept_in(mixed)) < set(kept_in(tmp_path / "nearer"))
+
+
+def test_a_rise_that_leaves_nothing_in_half_bytes_is_refused(source, tmp_path):
+    with pytest.raises(RiseTargetError, match="take int8"):
+        quantise_folder(source, tmp_path / "copy", INT4, some_lessons(max_rise=1e-9))
+
+
+def test_bytes_that_config_does_not_name_are_refused(mixed, tmp_path):
+    copy = shutil.copytree(mixed, tmp_path / "copy")
+    stated = json.loads((copy / "config.json").read_text())["quantization_config"]
+    edit_config(copy, quantization_config=stated | {"kept_in_int8": []})
+
+    with pytest.raises(WeightsError, match="int8, which config.json does not say"):
+        load_engine(copy, EngineConfig(num_blocks=4))
+
+
+def write_dequantised(folder, target):
+    """Write a folder's copy with the weights its numbers stand for."""
+    shutil.copytree(folder, target)
+    config = json.loads((target / "config.json").read_text())
+    group_size = config.pop("quantization_config")["group_size"]
+    (target / "config.json").write_text(json.dumps(config))
+    with open_weights(folder, CPU) as files:
+        tensors = {name: files.stored(name).clone() for name in files.names}
+    for scheme, suffix in SUFFIXES.items():
+        for name in [name for name in tensors if name.endswith(suffix)]:
+            values, scales = tensors.pop(name), tensors.pop(name.replace(suffix, SCALES_SUFFIX))
+            size = group_size if scheme is Scheme.INT4 else values.shape[1]
+            weight = QuantisedWeight(scheme, values, scales, size).dequantise()
+            tensors[name.replace(suffix, "weight")] = weight
+    save_file(tensors, target / "model.safetensors")
+    return target
 
 
 def a_layer():

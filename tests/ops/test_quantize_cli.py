@@ -1,9 +1,18 @@
 import pytest
+import torch
 from click.testing import CliRunner
 
 from engine.registry import Provenance, load_manifest, verify, write_manifest
 from ops.quantize_cli import quantize
 from tests.support.tiny_model import write_tiny_model
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """Let one thread compute: for tensors this small, two wait for each other most of the time."""
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(2)
 
 
 @pytest.fixture
@@ -21,7 +30,7 @@ def run(*arguments):
     ("options", "quantisation"),
     [
         (["--scheme", "int8"], "int8"),
-        (["--scheme", "int4", "--group-size", "128", "--steps", "2"], "int4 in groups of 128"),
+        (["--scheme", "int4-128", "--steps", "2", "--max-rise", "0"], "int4 in groups of 128"),
     ],
 )
 def test_a_quantised_copy_says_in_its_manifest_what_it_is(folder, tmp_path, options, quantisation):
@@ -33,6 +42,26 @@ def test_a_quantised_copy_says_in_its_manifest_what_it_is(folder, tmp_path, opti
     assert manifest.quantisation == quantisation
     assert (manifest.dtype, manifest.licence) == ("float32", "Apache-2.0")
     assert "tiny" in manifest.source
+
+
+def test_what_was_kept_in_bytes_and_a_rise_that_was_missed_are_said(folder, tmp_path):
+    options = ["--scheme", "int4-32", "--steps", "1", "--max-rise", "50"]
+
+    result = run(folder, "-o", tmp_path / "copy", "--text-tokens=24", *options)
+
+    assert result.exit_code == 0, result.output
+    assert "int4 in groups of 32, linear layers in int8: 3" in result.output
+    assert "more than 50%" in result.output
+
+
+def test_a_rise_that_half_bytes_can_not_keep_to_is_refused(folder, tmp_path):
+    options = ["--scheme", "int4-32", "--steps", "1", "--max-rise", "0.0000001"]
+
+    result = run(folder, "-o", tmp_path / "copy", "--text-tokens=24", *options)
+
+    assert result.exit_code == 1
+    assert "take int8, or allow more" in result.output
+    assert not (tmp_path / "copy").exists()
 
 
 def test_a_folder_that_is_there_is_not_touched(folder):
