@@ -35,42 +35,84 @@ def uniform_at(seed: int, index: int) -> float:
 
 
 def draw_tokens(scores: torch.Tensor, draws: list[Draw]) -> list[int]:
-    """Draw one token from each row's distribution, as its temperature and limits leave it."""
-    return [_draw(scores[draw.row], draw.sampling, draw.uniform) for draw in draws]
+    """Draw one token from each row's distribution, as its temperature and limits leave it.
+
+    Rows with the same limits are drawn at once, each as if it were alone.
+    """
+    groups: dict[_Limits, list[Draw]] = {}
+    for draw in draws:
+        limits = _Limits(draw.sampling.top_k, draw.sampling.top_p, draw.sampling.min_p)
+        groups.setdefault(limits, []).append(draw)
+    token_ids: dict[int, int] = {}
+    for limits, group in groups.items():
+        rows = [draw.row for draw in group]
+        temperatures = _column([draw.sampling.temperature for draw in group], scores)
+        uniforms = _column([draw.uniform for draw in group], scores)
+        probabilities = (scores[rows] / temperatures).softmax(-1)  # [n, V]
+        token_ids |= zip(rows, _draw(probabilities, limits, uniforms).tolist(), strict=True)
+    return [token_ids[draw.row] for draw in draws]
 
 
-def _draw(scores: torch.Tensor, sampling: SamplingParams, uniform: float) -> int:
-    probabilities = (scores / sampling.temperature).softmax(-1)  # [V]
-    if sampling.top_k == 0 and sampling.top_p == 1.0 and sampling.min_p == 0.0:
-        return _place(probabilities.cumsum(-1), uniform)
-    num_tokens = len(probabilities)
-    limit = min(sampling.top_k or num_tokens, num_tokens)
-    for num_candidates in (*_NUM_CANDIDATES, limit):
-        likely, token_ids = probabilities.topk(min(limit, num_candidates))
-        if len(likely) == limit or _holds_all(likely, sampling):
-            break
-    return int(token_ids[_place(_keep(likely, sampling), uniform)])
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """Which tokens may be drawn, as SamplingParams has it."""
+
+    top_k: int
+    top_p: float
+    min_p: float
 
 
-def _holds_all(likely: torch.Tensor, sampling: SamplingParams) -> bool:
-    """Tell whether every token that may be drawn is among the likely ones."""
-    if sampling.top_k:
-        return False  # the shares below are of what top_k leaves, so all of that is needed
-    is_enough = sampling.top_p < 1.0 and float(likely.sum()) >= sampling.top_p
-    return is_enough or bool(likely[-1] < sampling.min_p * likely[0])
+def _draw(probabilities: torch.Tensor, limits: _Limits, uniforms: torch.Tensor) -> torch.Tensor:
+    """Draw from rows of probabilities [n, V] by numbers [n, 1]; return tokens [n]."""
+    num_tokens = probabilities.shape[1]
+    if limits == _Limits(top_k=0, top_p=1.0, min_p=0.0):
+        num_kept = torch.full_like(uniforms, num_tokens, dtype=torch.int64)
+        return _place(probabilities.cumsum(-1), num_kept, uniforms)[:, 0]
+    if limits.top_k:
+        return _draw_likely(probabilities, limits, uniforms, [min(limits.top_k, num_tokens)])
+    counts = sorted({min(count, num_tokens) for count in (*_NUM_CANDIDATES, num_tokens)})
+    return _draw_likely(probabilities, limits, uniforms, counts)
 
 
-def _keep(likely: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
-    """Return the running sums of the probabilities that the limits leave, likeliest first."""
-    if sampling.top_k:
-        likely = likely / likely.sum()  # top_p is a share of what top_k leaves
+def _draw_likely(
+    probabilities: torch.Tensor, limits: _Limits, uniforms: torch.Tensor, counts: list[int]
+) -> torch.Tensor:
+    """Draw among as many likely tokens as the first of counts; where it is not enough, the next.
+
+    The count may decide which of equally likely tokens comes first, so it is each row's own matter.
+    """
+    likely, token_ids = probabilities.topk(counts[0])  # [n, count] each
+    sums, num_kept = _keep(likely, limits)
+    drawn = token_ids.gather(-1, _place(sums, num_kept, uniforms))[:, 0]
+    if len(counts) > 1:
+        left = ~_holds_all(likely, limits)
+        if left.any():
+            drawn[left] = _draw_likely(probabilities[left], limits, uniforms[left], counts[1:])
+    return drawn
+
+
+def _holds_all(likely: torch.Tensor, limits: _Limits) -> torch.Tensor:
+    """Tell of each row whether every token that may be drawn is among the likely ones, [n]."""
+    is_below = likely[:, -1] < limits.min_p * likely[:, 0]
+    return is_below if limits.top_p == 1.0 else is_below | (likely.sum(-1) >= limits.top_p)
+
+
+def _keep(likely: torch.Tensor, limits: _Limits) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return running sums of probabilities, likeliest first, and how many the limits leave."""
+    if limits.top_k:
+        likely = likely / likely.sum(-1, keepdim=True)  # top_p is a share of what top_k leaves
     sums = likely.cumsum(-1)
-    is_kept = sums - likely < sampling.top_p  # what comes before it is not enough yet
-    is_kept &= likely >= sampling.min_p * likely[0]
-    return sums[: max(1, int(is_kept.sum()))]
+    is_kept = sums - likely < limits.top_p  # what comes before it is not enough yet
+    is_kept &= likely >= limits.min_p * likely[:, :1]
+    return sums, is_kept.sum(-1, keepdim=True).clamp_min(1)
 
 
-def _place(sums: torch.Tensor, uniform: float) -> int:
-    """Return where in running sums a share of their total falls."""
-    place = torch.searchsorted(sums, uniform * sums[-1], right=True)
-    return min(int(place), len(sums) - 1)
+def _place(sums: torch.Tensor, num_kept: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Return where in the running sums that are kept a share of their total falls, [n, 1]."""
+    last = num_kept - 1
+    places = torch.searchsorted(sums, uniforms * sums.gather(-1, last), right=True)
+    return places.minimum(last)
+
+
+def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
