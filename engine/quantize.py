@@ -39,9 +39,8 @@ from engine.smoothing import smooth
 _CPU = torch.device("cpu")
 WEIGHTS_NAME = "model.safetensors"
 _NUM_WATCHED = 48  # texts that are enough to know a layer's inputs by
+_NUM_SKIMMED = 16  # texts that are enough where rounding only shows what it costs
 _NUM_TRIED = 3  # texts that are enough to know what a layer's rounding costs
-# Of the distance that rounding makes, what the usual course of learning leaves (decision 23).
-_LEFT_BY_LEARNING = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +73,17 @@ def quantise_folder(
         Place(layer, part) for layer in range(config.num_layers) for part in Part
     )
     with open_weights(source, _CPU) as files:
-        rounding = _Rounding(files, config, quantisation, lessons.texts[:_NUM_WATCHED])
+        rounding = _Rounding(files, config, quantisation)
+        texts = lessons.texts[:_NUM_WATCHED]
         match quantisation.scheme:
             case Scheme.INT8:
-                layers = rounding.run(in_bytes=everywhere)
+                layers = rounding.run(texts, in_bytes=everywhere)
             case Scheme.INT4:
-                layers = rounding.run(in_bytes=frozenset())
-                kept = _choose_kept(source, layers, lessons)
+                kept = _choose_kept(source, rounding, lessons)
                 if kept == everywhere:
                     raise RiseTargetError
-                layers = rounding.run(in_bytes=kept) if kept else layers
                 quantisation = replace(quantisation, kept_in_int8=_names(config, kept))
-                layers = _learn(source, layers, lessons)
+                layers = _learn(source, rounding.run(texts, in_bytes=kept), lessons)
         save_file(rounding.edited(layers).all(), target / WEIGHTS_NAME)
     _copy_the_rest(source, target, quantisation)
 
@@ -93,22 +91,15 @@ def quantise_folder(
 class _Rounding:
     """Rounds one model, as often as is wanted; its files stay as they are."""
 
-    def __init__(
-        self,
-        files: WeightFiles,
-        config: ModelConfig,
-        quantisation: Quantisation,
-        texts: list[list[int]],
-    ) -> None:
+    def __init__(self, files: WeightFiles, config: ModelConfig, quantisation: Quantisation) -> None:
         self._files = files
         self._config = config
         self._quantisation = quantisation
-        self._texts = texts
 
-    def run(self, in_bytes: Set[Place]) -> list[RoundedLayer]:
+    def run(self, texts: list[list[int]], in_bytes: Set[Place]) -> list[RoundedLayer]:
         """Round all layers, one after the other, some of their parts to bytes."""
         edited = EditedWeights(self._files)
-        run = LayerwiseRun(edited, self._read_as(in_bytes), self._texts)
+        run = LayerwiseRun(edited, self._read_as(in_bytes), texts)
         rounded = []
         for index in range(self._config.num_layers):
             layer = LayerFiles(edited, self._config, index)
@@ -147,18 +138,22 @@ class _Rounding:
         return round_int4(weight, rows, self._quantisation.group_size)
 
 
-def _choose_kept(
-    source: Path, layers: Sequence[RoundedLayer], lessons: Lessons
-) -> frozenset[Place]:
-    """Choose what stays in int8, so that learning can bring the rest to where it is wanted."""
+def _choose_kept(source: Path, rounding: _Rounding, lessons: Lessons) -> frozenset[Place]:
+    """Choose what stays in int8, so that rounding alone keeps to the rise that is allowed.
+
+    What learning takes back afterwards is margin: for what bytes cost, and for other text.
+    """
     if lessons.max_rise is None:
         return frozenset()
+    tried = rounding.run(lessons.texts[:_NUM_SKIMMED], in_bytes=frozenset())
     texts = lessons.texts[:_NUM_TRIED]
-    full = load_full(source, torch.float32, max(map(len, texts)))
     sensitivities = measure_sensitivities(
-        full, read_model_config(source), [layer.weights for layer in layers], texts
+        load_full(source, torch.float32, max(map(len, texts))),
+        read_model_config(source),
+        [layer.weights for layer in tried],
+        texts,
     )
-    return choose_kept(sensitivities, log1p(lessons.max_rise) / _LEFT_BY_LEARNING)
+    return choose_kept(sensitivities, log1p(lessons.max_rise))
 
 
 def _learn(source: Path, layers: Sequence[RoundedLayer], lessons: Lessons) -> list[RoundedLayer]:
