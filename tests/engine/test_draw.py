@@ -1,7 +1,7 @@
 """Rows drawn at once are drawn as each alone would be."""
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.draw import Draw, draw_tokens
@@ -29,7 +29,8 @@ def draws_of(requests):
     ]
 
 
-@given(st.lists(requests, min_size=1, max_size=12), st.integers(0, 99), st.sampled_from([0.1, 4]))
+@settings(max_examples=40, deadline=None)
+@given(st.lists(requests, min_size=1, max_size=8), st.integers(0, 99), st.sampled_from([0.1, 4]))
 def test_a_row_draws_the_same_token_alone_and_among_others(requests, seed, spread):
     scores = torch.randn(len(requests), NUM_TOKENS, generator=torch.Generator().manual_seed(seed))
     scores = (spread * scores).bfloat16().float()  # many are equal
@@ -56,5 +57,5 @@ def test_a_distribution_too_flat_for_a_few_likely_tokens_is_drawn_from_all_of_it
     flat, sharp = draw_tokens(scores, [Draw(row, sampling, 0.999) for row in range(2)])
 
     assert sharp == 7
-    # 1 - exp(-8571e-4) is 97% of 1 - exp(-9000e-4); of that, 0.999 falls on the 8562nd.
-    assert abs(flat - 8_562) <= 2
+    # 1 - exp(-8571e-4) is 97% of 1 - exp(-9000e-4), and 0.999 of that is 1 - exp(-8558e-4).
+    assert abs(flat - 8_558) <= 2
