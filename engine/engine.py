@@ -75,12 +75,14 @@ class EngineLimits:
 class EngineFacts:
     """What runs here, for logs and metrics.
 
+    weights tells how linear layers are rounded, or the type of all of them.
     step_seconds tells where the time of all steps went; None where the kernels do not keep count.
     graphs tells what recording steps took; None where none are.
     """
 
     kernels: str = "none"
     dtype: str = "none"
+    weights: str = "none"
     kv_dtype: str = "none"
     memory: "MemoryPlan | None" = None
     step_seconds: Callable[[], StepSeconds] | None = None

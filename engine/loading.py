@@ -95,8 +95,9 @@ def load_engine(folder: Path, config: EngineConfig) -> Engine[torch.Tensor]:
         ),
         EngineFacts(
             kernels=kernels.name,
-            dtype=str(dtype).removeprefix("torch."),
-            kv_dtype=str(kv_dtype).removeprefix("torch."),
+            dtype=_name_of(dtype),
+            weights=model.quantisation.summary if model.quantisation else _name_of(dtype),
+            kv_dtype=_name_of(kv_dtype),
             memory=memory,
             step_seconds=kernels.seconds if isinstance(kernels, NativeKernels) else None,
             graphs=network.cost if isinstance(network, GraphedModel) else None,
@@ -115,6 +116,10 @@ def compute_dtype(folder: Path, config: EngineConfig) -> torch.dtype:
 def cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
     """Return the type of cached keys and values beside activations of this type."""
     return torch.int8 if config.kv_dtype is CacheType.INT8 else dtype
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _weights_bytes(folder: Path, model: ModelConfig, kernels: Kernels, dtype: torch.dtype) -> int:

@@ -234,8 +234,8 @@ class EngineMetrics:
         )
         self.model_info = Gauge(
             "promptmill_model_info",
-            "1, with what the model runs on: kernels, and the types of activations and KV cache.",
-            ("worker", "model", "kernels", "dtype", "kv_dtype"),
+            "1, with what the model runs on: kernels, types of activations, weights and KV cache.",
+            ("worker", "model", "kernels", "dtype", "weights", "kv_dtype"),
             registry=registry,
         )
 

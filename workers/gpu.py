@@ -39,6 +39,7 @@ def run_engine_worker(settings: Settings, folder: Path, name: str | None = None)
         num_blocks=engine.capacity().total_blocks,
         kernels=facts.kernels,
         dtype=facts.dtype,
+        weights=facts.weights,
         kv_dtype=facts.kv_dtype,
         num_graphs=0 if facts.graphs is None else len(facts.graphs.row_counts),
         graphs_s=0.0 if facts.graphs is None else round(facts.graphs.seconds, 3),

@@ -40,7 +40,12 @@ class EngineObserver:
 
     def loaded(self, facts: EngineFacts) -> None:
         """Say what the model runs on."""
-        info = {"kernels": facts.kernels, "dtype": facts.dtype, "kv_dtype": facts.kv_dtype}
+        info = {
+            "kernels": facts.kernels,
+            "dtype": facts.dtype,
+            "weights": facts.weights,
+            "kv_dtype": facts.kv_dtype,
+        }
         self._engine.model_info.labels(**self._gauges, **info).set(1)
 
     def ready(self, *, is_ready: bool) -> None:

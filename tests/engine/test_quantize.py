@@ -176,6 +176,15 @@ def test_a_mixed_folder_answers_as_its_numbers_say(mixed, tmp_path):
     assert log(ours) == pytest.approx(log(theirs), rel=0.02)  # rows become bytes in one of them
 
 
+def test_an_engine_says_how_a_mixed_folder_is_rounded_and_plans_what_it_weighs(mixed):
+    facts = load_engine(mixed, EngineConfig(num_blocks=4)).facts
+
+    file_bytes = (mixed / "model.safetensors").stat().st_size
+    assert facts.weights == f"int4 in groups of 32, linear layers in int8: {len(kept_in(mixed))}"
+    assert facts.memory is not None
+    assert 0.9 * file_bytes < facts.memory.weights_bytes < file_bytes  # the file has a header too
+
+
 def test_the_smaller_the_rise_that_is_allowed_the_more_is_kept(source, mixed, tmp_path):
     quantise_folder(source, tmp_path / "nearer", INT4, some_lessons(max_rise=0.05))
 
