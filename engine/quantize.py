@@ -68,6 +68,8 @@ def quantise_folder(
     config = read_model_config(source)
     if config.quantisation is not None:
         raise UnsupportedModelError("the model is quantised already")
+    if config.has_experts:
+        raise UnsupportedModelError("quantising a model of experts")
     target.mkdir(parents=True)
     everywhere = frozenset(
         Place(layer, part) for layer in range(config.num_layers) for part in Part

@@ -7,7 +7,6 @@ Must not import torch.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from engine.errors import UnsupportedModelError
 from engine.model.config import ModelConfig
 
 
@@ -31,12 +30,8 @@ class StoredLinear:
 
 
 def parts_of(config: ModelConfig, index: int) -> dict[Part, StoredLinear]:
-    """Return where all linear layers of one layer lie, for those who rewrite them.
-
-    Raise UnsupportedModelError for a layer of experts.
-    """
-    if config.layers[index].experts is not None:
-        raise UnsupportedModelError("quantising the weights of experts")
+    """Return where all linear layers of one layer lie, which has no experts."""
+    assert config.layers[index].experts is None, "engine/model/stored_experts.py has those"
     return {
         Part.QKV: qkv(config, index),
         Part.ATTENTION_OUT: attention_out(config, index),

@@ -13,9 +13,8 @@ from engine.kernels.choice import choose_kernels
 from engine.kernels.interface import Experts, FeedForward
 from engine.kernels.native import NativeKernels
 from engine.loading import load_engine
-from engine.model.config import Activation
-from engine.model.families import read_model_config
-from engine.model.stored_linear import parts_of
+from engine.model.config import Activation, Quantisation, Scheme
+from engine.quantize import Lessons, quantise_folder
 from engine.sequence import SamplingParams, Sequence
 from engine.step_buffers import StepSizes
 from tests.support.family_models import write_family_model
@@ -168,8 +167,10 @@ def test_the_plan_counts_all_experts(folder):
     assert 0.97 * file_bytes < memory.weights_bytes < file_bytes  # the file has a header too
 
 
-def test_experts_are_not_quantised(folder):
-    model = read_model_config(folder)
+def test_models_of_experts_are_not_quantised(folder, tmp_path):
+    int8 = Quantisation(Scheme.INT8, group_size=None)
 
-    with pytest.raises(UnsupportedModelError, match="quantising the weights of experts"):
-        parts_of(model, index=1)
+    with pytest.raises(UnsupportedModelError, match="quantising a model of experts"):
+        quantise_folder(folder, tmp_path / "int8", int8, Lessons([[1]], 1, max_rise=None))
+
+    assert list(tmp_path.iterdir()) == []
