@@ -6,5 +6,6 @@ Letters for tensor shapes, used in trailing comments throughout this package:
     L layers                  H query heads              G key/value heads
     D head dimension          M hidden size              F feed-forward size
     N blocks in the cache     B tokens in a block        V vocabulary
+    E experts                 K experts of a row
     P values in 32 bits (the cache's packing, see engine/kv_cache.py)
 """
