@@ -438,10 +438,12 @@ void pm_pack(const uint32_t* weight, int num_out, int num_in_words, int is_gated
 int pm_panel() { return kPanel; }
 
 // Let large memory go back to the system when it is freed: loading a model frees much of it, and
-// the allocator would otherwise keep it for allocations that never come.
+// the allocator would otherwise keep it for allocations that never come. What steps allocate is
+// smaller and is kept: given back each time, it would be new pages at every step.
 void pm_return_freed_memory() {
 #if defined(__GLIBC__)
   mallopt(M_MMAP_THRESHOLD, 1 << 20);
+  mallopt(M_TRIM_THRESHOLD, 8 << 20);
 #endif
 }
 
