@@ -76,8 +76,14 @@ def _draw_group(scores: torch.Tensor, limits: _Limits, draws: list[Draw]) -> dic
     rows = [draw.row for draw in draws]
     temperatures = _column([draw.sampling.temperature for draw in draws], scores)
     uniforms = _column([draw.uniform for draw in draws], scores)
-    probabilities = (scores[rows] / temperatures).softmax(-1)  # [n, V]
+    probabilities = (_rows_of(scores, rows) / temperatures).softmax(-1)  # [n, V]
     return dict(zip(rows, _draw(probabilities, limits, uniforms).tolist(), strict=True))
+
+
+def _rows_of(scores: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """Return rising rows, without a copy where they follow each other."""
+    after = rows[0] + len(rows)
+    return scores[rows[0] : after] if rows[-1] == after - 1 else scores[rows]
 
 
 def _draw(probabilities: torch.Tensor, limits: _Limits, uniforms: torch.Tensor) -> torch.Tensor:
