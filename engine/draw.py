@@ -12,7 +12,7 @@ from engine.sequence import SamplingParams
 
 # Sorting a whole vocabulary costs more than the rest of the sampling: when only likely tokens
 # count, they are almost always among the first so many, else among more.
-_NUM_CANDIDATES = (512, 8192)
+_NUM_CANDIDATES = (64, 512, 2048, 8192)
 
 # A CPU draws from fewer rows at once: a megabyte stays in its cache, and more than that the
 # allocator gives back to the system each time. 32 rows of 49,152 took 14 ms in one piece, nearly

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from engine.draw import Draw, draw_tokens
 from engine.sequence import SamplingParams
 
-NUM_TOKENS = 9_000  # more than the likely tokens that are looked at first, and then
+NUM_TOKENS = 9_000  # more than the most likely tokens that are looked at before all
 
 limits = st.sampled_from(
     [
