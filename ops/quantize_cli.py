@@ -41,7 +41,7 @@ _NUM_JUDGES = 16  # further texts, which only measure what came of it
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    default=48,
+    default=36,
     show_default=True,
     help="Steps of learning, for int4; each takes seconds for a hundred million weights.",
 )
