@@ -217,8 +217,11 @@ def receivers(behaviour: Behaviour, count: int) -> Iterator[list[Receiver]]:
 def delivering(
     redis_url: str, bench: DeliveryBench, slots: int, *, until_ended: list[Receiver]
 ) -> Iterator[None]:
-    """Deliver as a worker does; at the end let those who hang end, so that its threads can."""
+    """Deliver as a worker does, in real time; at the end let those who hang end, so that its
+    threads can.
+    """
     deliver = bench.deliverer.deliver
+    bench.clock.run()
     with cpu_worker(redis_url, bench.queue, WEBHOOK_QUEUE, deliver, slots=slots):
         yield
         for server in until_ended:

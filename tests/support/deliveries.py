@@ -1,5 +1,6 @@
 """A real queue with a real deliverer on it, on a clock of their own."""
 
+import time
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry
@@ -31,6 +32,23 @@ from workers.webhooks import STANDARD_SCHEDULE_S, RetrySchedule, WebhookDelivere
 SECRET = WebhookSecret(b"s" * 32)
 
 
+class BenchClock(ManualClock):
+    """Stands still until it is advanced, or told to run."""
+
+    def __init__(self, start_ms: int) -> None:
+        super().__init__(start_ms)
+        self._runs_since_s: float | None = None
+
+    def now_ms(self) -> int:
+        """Return the instant it was advanced to, and the time it has run on top."""
+        run_s = 0.0 if self._runs_since_s is None else time.monotonic() - self._runs_since_s
+        return super().now_ms() + round(run_s * 1000)
+
+    def run(self) -> None:
+        """Go with the time from now on, as what is put back for later has to come again."""
+        self._runs_since_s = time.monotonic()
+
+
 class DeliveryBench:
     """Receivers may listen on the given loopback ports."""
 
@@ -43,7 +61,7 @@ class DeliveryBench:
         slots: int = 4,
         schedule_s: tuple[float, ...] = STANDARD_SCHEDULE_S,
     ) -> None:
-        self.clock = ManualClock(SystemClock().now_ms())
+        self.clock = BenchClock(SystemClock().now_ms())
         client = connect(url)
         self.queue = JobQueue(client, clock=self.clock)
         self.endpoints = EndpointStore(client, clock=self.clock)
