@@ -39,7 +39,6 @@ from engine.smoothing import smooth
 _CPU = torch.device("cpu")
 WEIGHTS_NAME = "model.safetensors"
 _NUM_WATCHED = 48  # texts that are enough to know a layer's inputs by
-_NUM_SKIMMED = 16  # texts that are enough where rounding only shows what it costs
 _NUM_TRIED = 3  # texts that are enough to know what a layer's rounding costs: the last ones
 
 
@@ -147,7 +146,7 @@ def _choose_kept(source: Path, rounding: _Rounding, lessons: Lessons) -> frozens
     """
     if lessons.max_rise is None:
         return frozenset()
-    tried = rounding.run(lessons.texts[:_NUM_SKIMMED], in_bytes=frozenset())
+    tried = rounding.run(lessons.texts[:_NUM_WATCHED], in_bytes=frozenset())
     texts = lessons.texts[-_NUM_TRIED:]  # rounding knows the first by heart, where it costs less
     sensitivities = measure_sensitivities(
         load_full(source, torch.float32, max(map(len, texts))),

@@ -22,7 +22,8 @@ _SCHEMES = {
     "int4-32": Quantisation(Scheme.INT4, 32),
     "int4-128": Quantisation(Scheme.INT4, 128),
 }
-_NUM_TEXTS = 32  # at least; learning never reads one twice
+# At least: layers are judged by text that rounding has not seen, and learning reads each text once.
+_NUM_TEXTS = {Scheme.INT8: 32, Scheme.INT4: 64}
 _NUM_JUDGES = 16  # further texts, which only measure what came of it
 
 
@@ -51,7 +52,7 @@ _NUM_JUDGES = 16  # further texts, which only measure what came of it
     default=5.0,
     show_default=True,
     metavar="PERCENT",
-    help="Rise of perplexity up to which int4 layers stay int4; 0 lets all of them.",
+    help="Rise of perplexity that int4 may cost; what costs more stays int8. 0: nothing does.",
 )
 def quantize(
     folder: Path,
@@ -79,7 +80,8 @@ def quantize(
     try:
         manifest = load_manifest(folder)
         verify(folder, manifest)
-        num_lessons = max(_NUM_TEXTS, steps * TEXTS_PER_STEP if is_int4 else 0)
+        num_read = steps * TEXTS_PER_STEP if is_int4 else 0
+        num_lessons = max(_NUM_TEXTS[quantisation.scheme], num_read)
         num_texts = num_lessons + _NUM_JUDGES
         click.echo(f"{manifest.name} writes {num_texts} texts of {text_tokens} tokens ...")
         texts = own_text(folder, num_texts, text_tokens)
