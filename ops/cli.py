@@ -11,15 +11,15 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from ops.admin_cli import admin
-from ops.jobs_cli import batch, cancel, status, submit
-from ops.keys_cli import keys
+from ops.commands.admin import admin
+from ops.commands.jobs import batch, cancel, status, submit
+from ops.commands.keys import keys
+from ops.commands.openapi import openapi
+from ops.commands.quantize import quantize
+from ops.commands.switch import switch
+from ops.commands.webhooks import webhooks
 from ops.one_line_errors import OneLineErrors
-from ops.openapi_cli import openapi
-from ops.quantize_cli import quantize
 from ops.settings import Settings
-from ops.switch_cli import switch
-from ops.webhooks_cli import webhooks
 
 _FOLDER = click.Path(path_type=Path)
 

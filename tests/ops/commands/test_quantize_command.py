@@ -3,7 +3,7 @@ import torch
 from click.testing import CliRunner
 
 from engine.registry import Provenance, load_manifest, verify, write_manifest
-from ops.quantize_cli import quantize
+from ops.commands.quantize import quantize
 from tests.support.tiny_model import write_tiny_model
 
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import click
 import redis
 
+from ops.commands.switch import flip_switch
 from ops.settings import Settings
-from ops.switch_cli import flip_switch
 from queueing.dead_jobs import DeadJobs
 from queueing.endpoints import EndpointStore
 from queueing.errors import PromptmillError, RequestError
