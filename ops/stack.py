@@ -45,13 +45,15 @@ class LocalStack:
         self.api_key = settings.resolved_api_key() or own.api_key
         self.webhook_secret = secret.get_secret_value() if secret else own.webhook_secret
         self._redis_url = settings.redis_url
+        self._has_own_store = False
         self.metrics_urls: dict[str, str] = {}  # of the workers; the API's is at /metrics
 
     @property
     def connection(self) -> Connection:
         """Where the stack answers."""
         flower_url = f"http://127.0.0.1:{self._flower_port}" if self._flower_port else None
-        return Connection(f"http://127.0.0.1:{self._api_port}", self.api_key, flower_url)
+        store_url = self._redis_url if self._has_own_store else None
+        return Connection(f"http://127.0.0.1:{self._api_port}", self.api_key, flower_url, store_url)
 
     def start(self, store_folder: Path) -> None:
         """Start all parts, the store only when no other is named; raises StackError."""
@@ -66,6 +68,7 @@ class LocalStack:
         port = free_port()
         folder.mkdir(parents=True, exist_ok=True)
         self._redis_url = f"redis://127.0.0.1:{port}/0"
+        self._has_own_store = True
         options = {
             "--bind": "127.0.0.1",
             "--port": str(port),

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import click
 import redis
 
+from ops.commands.store import store_url
 from ops.commands.switch import flip_switch
 from ops.settings import Settings
 from queueing.dead_jobs import DeadJobs
@@ -103,7 +104,7 @@ def _flip_drain(value: int | None) -> None:
 def _queue() -> Iterator[tuple["redis.Redis", JobQueue]]:
     """Return the store and its queue; what they refuse is one line and exit status 1."""
     settings = Settings()
-    with connect(settings.redis_url) as client:
+    with connect(store_url(settings)) as client:
         limits = QueueLimits(**settings.queue_limits())
         try:
             yield client, JobQueue(client, limits, prefix=settings.key_prefix)

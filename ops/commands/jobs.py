@@ -141,4 +141,4 @@ def _connection(settings: Settings) -> Connection:
         raise click.ClickException(
             "nothing runs here: start `promptmill up`, or set PROMPTMILL_API_KEY"
         )
-    return Connection(f"http://{settings.api_host}:{settings.api_port}", key, None)
+    return Connection(f"http://{settings.api_host}:{settings.api_port}", key)

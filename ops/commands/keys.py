@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ops.commands.store import store_url
 from ops.settings import Settings
 from queueing.admission import RateLimits
 from queueing.errors import RequestError, StoreUnavailable
@@ -112,7 +113,7 @@ def _print_tenant(tenant: Tenant | None) -> None:
 def _tenants() -> Iterator[TenantStore]:
     """Return the store's tenants; what it refuses is one line and exit status 1."""
     settings = Settings()
-    with connect(settings.redis_url) as client:
+    with connect(store_url(settings)) as client:
         try:
             yield TenantStore(client, prefix=settings.key_prefix)
         except (RequestError, StoreUnavailable) as error:

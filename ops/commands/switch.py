@@ -5,6 +5,7 @@ import getpass
 import click
 import structlog
 
+from ops.commands.store import store_url
 from ops.logs import Event, configure_logging
 from ops.settings import Settings
 from queueing.errors import PromptmillError
@@ -31,7 +32,7 @@ def switch(name: str | None, value: str | None) -> None:
     """
     settings = Settings()
     try:
-        with connect(settings.redis_url) as client:
+        with connect(store_url(settings)) as client:
             board = SwitchBoard(client, prefix=settings.key_prefix)
             routes = ModelRoutes(client, prefix=settings.key_prefix)
             if name == _USE_MODEL and value is not None:

@@ -8,6 +8,7 @@ import httpx
 from ops.client import ApiError, Client
 from ops.connection import Connection
 from ops.settings import Settings
+from ops.up import connection_file
 from ops.webhook_listener import Heard, WebhookListener
 from queueing.clock import SystemClock
 from queueing.webhook_signature import WebhookSecret
@@ -48,7 +49,7 @@ def _own_secret(settings: Settings) -> str:
     if settings.webhook_secret is not None:
         return settings.webhook_secret.get_secret_value()
     try:
-        return Client(Connection.read(settings.data_dir / "connection.json")).webhook_secret()
+        return Client(Connection.read(connection_file(settings))).webhook_secret()
     except FileNotFoundError:
         message = "no stack runs here: give --secret-file or set PROMPTMILL_WEBHOOK_SECRET"
         raise click.ClickException(message) from None

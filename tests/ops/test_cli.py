@@ -99,6 +99,17 @@ def test_a_job_is_submitted_looked_at_and_cancelled(run):
 
 
 @pytest.mark.usefixtures("held_worker")
+def test_operators_commands_find_the_stacks_own_store(run):
+    job_id = run("submit", "Hello", "--priority", "bulk").stdout.split()[0]
+
+    queues, made = run("admin", "queues"), run("keys", "create", "default")
+    run("cancel", job_id)
+
+    assert "bulk: 1" in queues.stdout, queues.output
+    assert made.stdout.startswith("pm_"), made.output
+
+
+@pytest.mark.usefixtures("held_worker")
 def test_an_answer_that_is_not_there_in_time_is_no_error(run):
     waited = run("submit", "Hello", "--wait", "0.2")
 
@@ -126,7 +137,7 @@ def test_an_unknown_job_is_one_line(run):
 
 
 def test_a_wrong_key_is_one_line(stack, tmp_path):
-    Connection(stack.connection.url, "pm-wrong", None).write(tmp_path / "connection.json")
+    Connection(stack.connection.url, "pm-wrong").write(tmp_path / "connection.json")
 
     refused = CliRunner().invoke(main, ["status", "job_1"], env=talking_to(tmp_path))
 
@@ -134,7 +145,7 @@ def test_a_wrong_key_is_one_line(stack, tmp_path):
 
 
 def test_an_api_that_is_away_is_one_line(tmp_path):
-    Connection("http://127.0.0.1:1", "pm-key", None).write(tmp_path / "connection.json")
+    Connection("http://127.0.0.1:1", "pm-key").write(tmp_path / "connection.json")
 
     refused = CliRunner().invoke(main, ["submit", "Hello"], env=talking_to(tmp_path))
 

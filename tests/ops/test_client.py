@@ -59,7 +59,7 @@ def server():
 
 @pytest.fixture
 def client(server):
-    client = Client(Connection(f"http://127.0.0.1:{server.server_port}", "pm-key", None))
+    client = Client(Connection(f"http://127.0.0.1:{server.server_port}", "pm-key"))
     yield client
     client.close()
 

@@ -82,7 +82,7 @@ def test_the_models_that_are_named_go_before_those_of_the_settings(tmp_path):
 
 
 def test_a_connection_is_read_as_it_was_written(tmp_path):
-    connection = Connection("http://127.0.0.1:8100", "pm-key", None)
+    connection = Connection("http://127.0.0.1:8100", "pm-key")
 
     connection.write(tmp_path / "connection.json")
 
@@ -93,7 +93,7 @@ def test_a_connection_is_its_users_alone_whatever_lay_there_before(tmp_path):
     (tmp_path / "connection.json").write_text("{}")
     (tmp_path / "connection.json").chmod(0o644)
 
-    Connection("http://127.0.0.1:8100", "pm-key", None).write(tmp_path / "connection.json")
+    Connection("http://127.0.0.1:8100", "pm-key").write(tmp_path / "connection.json")
 
     assert mode_of(tmp_path / "connection.json") == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["connection.json"]
