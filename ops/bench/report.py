@@ -33,9 +33,14 @@ def origin(command: str, worst_others_share: float) -> str:
 
 
 def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    """Name the commit, and say so if what was measured has changed since; pages are written here."""
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
+    return (_git("describe", "--always") or "unknown") + ("-dirty" if changed else "")
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 def _processor() -> str:
