@@ -33,7 +33,7 @@ def origin(command: str, worst_others_share: float) -> str:
 
 
 def _commit() -> str:
-    """Name the commit, and say so if what was measured has changed since; pages are written here."""
+    """Name the commit, and say if what is measured has changed since; pages are written here."""
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
     return (_git("describe", "--always") or "unknown") + ("-dirty" if changed else "")
 
