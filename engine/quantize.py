@@ -55,6 +55,16 @@ class Lessons:
     max_rise: float | None
 
 
+def read_quantisable(source: Path) -> ModelConfig:
+    """Return the configuration of a model that can be quantised; raise ModelFolderError if not."""
+    config = read_model_config(source)
+    if config.quantisation is not None:
+        raise UnsupportedModelError("the model is quantised already")
+    if config.has_experts:
+        raise UnsupportedModelError("quantising a model of experts")
+    return config
+
+
 @torch.no_grad()
 def quantise_folder(
     source: Path, target: Path, quantisation: Quantisation, lessons: Lessons
@@ -64,11 +74,7 @@ def quantise_folder(
     Raise ModelFolderError when the source does not do, RiseTargetError when no layer could be int4.
     A copy that was not finished has no config.json.
     """
-    config = read_model_config(source)
-    if config.quantisation is not None:
-        raise UnsupportedModelError("the model is quantised already")
-    if config.has_experts:
-        raise UnsupportedModelError("quantising a model of experts")
+    config = read_quantisable(source)
     target.mkdir(parents=True)
     everywhere = frozenset(
         Place(layer, part) for layer in range(config.num_layers) for part in Part

@@ -71,7 +71,7 @@ def quantize(
     from engine.distance import measure_rise
     from engine.learning import TEXTS_PER_STEP
     from engine.own_text import own_text
-    from engine.quantize import Lessons
+    from engine.quantize import Lessons, read_quantisable
 
     if out.exists():
         raise click.ClickException(f"{out} exists already")
@@ -80,6 +80,7 @@ def quantize(
     try:
         manifest = load_manifest(folder)
         verify(folder, manifest)
+        read_quantisable(folder)  # before minutes of writing
         num_read = steps * TEXTS_PER_STEP if is_int4 else 0
         num_lessons = max(_NUM_TEXTS[quantisation.scheme], num_read)
         num_texts = num_lessons + _NUM_JUDGES

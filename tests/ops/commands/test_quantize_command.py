@@ -1,18 +1,12 @@
 import pytest
-import torch
 from click.testing import CliRunner
 
 from engine.registry import Provenance, load_manifest, verify, write_manifest
 from ops.commands.quantize import quantize
+from tests.support.family_models import write_family_model
 from tests.support.tiny_model import write_tiny_model
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Let one thread compute: for tensors this small, two wait for each other most of the time."""
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(2)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
@@ -53,6 +47,18 @@ def test_what_is_kept_in_bytes_is_said_and_keeps_to_the_rise_that_is_allowed(fol
     assert "int4 in groups of 32, linear layers in int8: " in result.output
     assert "rises by " in result.output
     assert "more than" not in result.output
+
+
+def test_a_model_that_can_not_be_quantised_is_refused_before_it_writes(tmp_path):
+    folder = write_family_model(tmp_path / "experts", "mixtral")
+    write_manifest(folder, Provenance("experts", licence="Apache-2.0"))
+
+    result = run(folder, "-o", tmp_path / "copy", "--scheme", "int8")
+
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: ")
+    assert "experts" in result.output
+    assert not (tmp_path / "copy").exists()
 
 
 def test_a_rise_that_was_missed_is_said(folder, tmp_path):
