@@ -85,6 +85,17 @@ def make_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
         cluster.stop()
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Let one thread compute: for small tensors, two wait for each other most of the time."""
+    import torch  # many tests do without
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
 def _server_binaries() -> dict[str, Path]:
     named = os.environ.get("PROMPTMILL_TEST_REDIS_BINARY")
     if named:

@@ -10,15 +10,9 @@ from engine.model.config import Quantisation, Scheme
 from engine.quantize import Lessons, quantise_folder
 from tests.support.family_models import write_family_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TEXTS = [[5, 17, 99, 3, 254, 7, 7, 81], [200, 1, 64]]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Let one thread compute: for tensors this small, two wait for each other most of the time."""
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(2)
 
 
 @pytest.fixture(scope="module")

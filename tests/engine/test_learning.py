@@ -15,15 +15,9 @@ from engine.model.families import read_model_config
 from engine.quantize import Lessons, quantise_folder
 from tests.support.family_models import write_family_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Let one thread compute: for tensors this small, two wait for each other most of the time."""
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(2)
 
 
 def some_texts():

@@ -23,17 +23,11 @@ from engine.rounding import round_int4, round_int8
 from engine.sequence import SamplingParams, Sequence
 from tests.support.family_models import edit_config, write_family_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 INT8 = Quantisation(Scheme.INT8, None)
 INT4 = Quantisation(Scheme.INT4, 32)
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Let one thread compute: for tensors this small, two wait for each other most of the time."""
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(2)
 
 
 def some_texts():

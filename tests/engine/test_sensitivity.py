@@ -17,6 +17,8 @@ from engine.sensitivity import Sensitivity, choose_kept, measure_sensitivities
 from engine.text_kernels import TextKernels
 from tests.support.family_models import write_family_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TEXTS = [[5, 17, 99, 3, 254, 7, 7, 81], [200, 1, 64]]
 
 costs = st.floats(0, 1)
@@ -30,14 +32,6 @@ sensitivities = st.lists(st.tuples(costs, st.integers(1, 9)), max_size=12).map(
 
 def cost_of(chosen):
     return sum(one.cost for one in chosen)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Let one thread compute: for tensors this small, two wait for each other most of the time."""
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(2)
 
 
 @pytest.fixture(scope="module")

@@ -15,16 +15,10 @@ from engine.rounding import round_int8
 from engine.text_kernels import TextKernels
 from tests.support.family_models import write_family_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 TEXTS = [list(range(30)), list(range(40, 88)), list(range(200, 221))]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Let one thread compute: for tensors this small, two wait for each other most of the time."""
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(2)
 
 
 def foretold(folder, kernels, dtype):
